@@ -217,9 +217,11 @@ def test_each_text_that_ends_leaves_its_own_beginning():
         assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
 
 
-@pytest.mark.parametrize("place", thinned(["states over the text", "there", "here"], kept="here".__ne__))
+@pytest.mark.parametrize("place", ["states over the text", "there"])
 def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_others(place):
-    """Beside a longer text, so that there are slots for its last tokens, with something else in them."""
+    """Beside a longer text, so that there are slots for its last tokens, with something else in them. Of slots on the
+    host `hf/test_long_prompts.py` says it.
+    """
     model = tiny.llama(seed=3, context=1.0, vocab_size=architectures.VOCABULARY)
     if place == "states over the text":
         model = architectures.model_of(next(case for case in RECURRENT if case.family == "falcon_h1"))
