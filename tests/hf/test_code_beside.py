@@ -118,6 +118,7 @@ FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
     ),
     "gradients": (torch.Tensor, "backward", counted_in(collections.Counter()), None),
     "texts of tensors": (torch.Tensor, "__repr__", counted_in(collections.Counter()), None),
+    "loading": (LlamaForCausalLM, "save_pretrained", counted_in(collections.Counter()), None),
     "loop": (GenerationMixin, "_sample", lambda f: lambda self, ids, **more: f(self, ids, **more)[:, :-1], "_sample"),
     "processors": (LogitsProcessorList, "__call__", lambda f: lambda self, ids, scores: scores.roll(1, -1), "__call__"),
     "criteria": (StoppingCriteriaList, "__call__", lambda f: lambda self, ids, scores: ids[:, -1] % 5 == 0, "__call__"),

@@ -75,7 +75,7 @@ _IMPORTED = frozenset(
     }
 )
 """Packages that modules of torch and transformers import functions of."""
-_NEVER_IN_A_PASS = frozenset(
+NEVER_IN_A_PASS = frozenset(
     {
         *("backward", "register_hook", "retain_grad", "__repr__", "__str__", "__format__", "load", "save", "compile"),
         *("from_pretrained", "save_pretrained", "push_to_hub"),
@@ -214,7 +214,7 @@ def replaced_in(holder: Any) -> tuple[Replaced, ...]:
     replaced = tuple(
         (holder, name, function)
         for name, function in list(vars(holder).items())
-        if name not in _NEVER_IN_A_PASS
+        if name not in NEVER_IN_A_PASS
         and is_code(function)
         and is_foreign(function)
         and package_of(home_of(function)) not in _IMPORTED

@@ -25,6 +25,7 @@ from ..parts import (
     CACHES,
     FAMILIES,
     LIBRARIES,
+    NEVER_IN_A_PASS,
     code_around,
     device_map_hooks,
     foreign_hooks,
@@ -168,7 +169,7 @@ def _replaced_methods(cls: type) -> Iterator[Foreign]:
     for base in cls.__mro__:
         if is_own(base.__module__) and base not in LIBRARIES:
             for name, function in list(vars(base).items()):
-                if is_code(function) and is_foreign(function):
+                if name not in NEVER_IN_A_PASS and is_code(function) and is_foreign(function):
                     what = f"the method {name} of {cls.__qualname__}, replaced by {name_of(function)}"
                     yield Foreign(what, function, cls, name)
 
