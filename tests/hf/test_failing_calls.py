@@ -85,9 +85,9 @@ CODE = [("criterion", False), ("criterion", True), ("processor", False), ("proce
 @pytest.mark.parametrize(
     ("place", "what", "of_users", "sample"),
     [
-        parameter(place, *code, sample, every_run=(place == "there") == (not sample and code == CODE[0]))
+        parameter(place, *code, sample, every_run=sample == turn % 2 and (place == "here" or not turn))
         for place in ("here", "there")
-        for code in CODE
+        for turn, code in enumerate(CODE)
         for sample in (False, True)
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from transformers import (
     DynamicCache,
     EosTokenCriteria,
@@ -150,8 +151,9 @@ def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("bring", CASES.values(), ids=CASES)
-def test_code_beside_the_model_is_called_as_by_generate(bring):
+@pytest.mark.parametrize("name", thinned(CASES, 2))
+def test_code_beside_the_model_is_called_as_by_generate(name):
+    bring = CASES[name]
     model = tr.accelerate(tiny.llama())
     assert outcomes(model, bring) == outcomes(tiny.llama(), bring)
     assert model.acceleration.fallback is None
