@@ -46,10 +46,13 @@ def test_bitsandbytes_with_scales_quantised_too(fresh, assert_same_text):
     assert_same_text(fresh(quantization_config=config, device_map="cpu"))
 
 
-def test_bitsandbytes_of_fp4_is_refused(fresh):
-    config = four_bits("fp4", bnb_4bit_compute_dtype=torch.float32)
-    with pytest.raises(tr.UnsupportedModelError, match=COARSE):
-        tr.accelerate(fresh(quantization_config=config, device_map="cpu"))
+def test_bitsandbytes_of_fp4_is_refused_or_exact(fresh, assert_same_text):
+    """With AVX-512 its kernel for few tokens rounds to bfloat16; without, its products are torch's."""
+    model = fresh(quantization_config=four_bits("fp4", bnb_4bit_compute_dtype=torch.float32), device_map="cpu")
+    try:
+        assert_same_text(model)
+    except tr.UnsupportedModelError as error:
+        assert COARSE in str(error)  # noqa: PT017
 
 
 def test_bitsandbytes_of_8_bits_is_refused(fresh):
