@@ -67,7 +67,9 @@ def test_refused_requests_leave_nothing_behind(server):
     process, sizes = psutil.Process(), []
     for turn in range(2):
         for number in range(50):
-            schema = {"properties": {f"p{turn}_{number}": {"not": {"const": 1}}, "more": {"description": "x" * 60_000}}}
+            schema = {
+                "properties": {f"p{turn}_{number}": {"not": {"const": [1]}}, "more": {"description": "x" * 60_000}}
+            }
             form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
             answer = server.post("/v1/completions", {"prompt": "a", "response_format": form, "max_tokens": 1})
             assert answer.status_code == 400
