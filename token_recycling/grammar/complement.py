@@ -22,7 +22,9 @@ from .references import References
 MAX_PARTS = 1_000
 """Most schemas of a document whose complements are looked for."""
 _MAX_DEPTH = 8
+"""Levels of schemas within a schema whose complement is looked for."""
 _MAX_NAMES = 50
+"""Most names of which an object has one: they are as many alternatives."""
 _MAX_NUMBERS = 50
 """Most numbers whose others are told: they are as many ranges."""
 
@@ -85,9 +87,7 @@ class Complements:
             case "additionalProperties", False:
                 names = self._comparison.names(beside, resource)
                 return None if names is None else _with_others(names, schema.get("properties"))
-            case "anyOf", list():
-                return _all_known(both, (self.of(part, beside, resource, depth) for part in value))
-            case "oneOf", list() if self._comparison.exclusive(value, resource):
+            case "anyOf" | "oneOf", list() if keyword == "anyOf" or self._comparison.exclusive(value, resource):
                 return _all_known(both, (self.of(part, beside, resource, depth) for part in value))
             case "allOf", list():
                 return _all_known(either, (self.of(part, beside, resource, depth) for part in value))

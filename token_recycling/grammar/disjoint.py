@@ -22,14 +22,18 @@ class Comparison:
         self._comparisons = MAX_COMPARISONS
 
     @cached_property
-    def _many_resources(self) -> bool:
-        """Whether references are not all relative to the document."""
+    def _has_resources(self) -> bool:
+        """Whether some references are relative to another schema than the document."""
         return any(place != "#" for _, place in self._references.anchors.values())
+
+    def _gives_up(self, depth: int) -> bool:
+        """Count a schema that is looked at; return whether it is one too many, or nested too deeply."""
+        self._comparisons -= 1
+        return self._comparisons < 0 or depth > 4 or self._has_resources
 
     def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
         """Whether it is certain that no value is valid under both schemas."""
-        self._comparisons -= 1
-        if self._comparisons < 0 or depth > 4 or self._many_resources:
+        if self._gives_up(depth):
             return False
         if one is False or other is False:
             return True
@@ -42,11 +46,8 @@ class Comparison:
         if some is not None and others is not None and not any(equal(a, b) for a in some for b in others):
             return True
         for branches, opposite in ((ours, other), (theirs, one)):
-            for part in branches:
-                options = part.get("anyOf", part.get("oneOf"))
-                if isinstance(options, list) and all(
-                    self.disjoint(option, opposite, resource, depth + 1) for option in options
-                ):
+            for options in _choices(branches):
+                if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
                     return True
         if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
             return False
@@ -73,41 +74,34 @@ class Comparison:
             return set() if schema is False else {*TYPES}
         parts = self._conjuncts(schema, resource)
         kinds = _kinds(parts)
-        for part in parts if depth < 4 else ():
-            options = part.get("anyOf", part.get("oneOf"))
-            if isinstance(options, list):
-                kinds &= {kind for option in options for kind in self.types(option, resource, depth + 1)}
+        for options in _choices(parts) if depth < 4 else ():
+            kinds &= {kind for option in options for kind in self.types(option, resource, depth + 1)}
         return kinds
 
     def at(self, schema: Any, name: str, resource: str = "#", depth: int = 0) -> Schema:
         """Return a schema that a property has in all objects of another schema; False where none has its name."""
-        self._comparisons -= 1
-        if self._comparisons < 0 or depth > 4 or self._many_resources:
+        if self._gives_up(depth):
             return True
         parts = self._conjuncts(schema, resource)
         if any(_forbids(part, name) for part in parts):
             return False
         held = [*_properties(parts, name)]
-        for part in parts:
-            options = part.get("anyOf", part.get("oneOf"))
-            if isinstance(options, list):
-                held.append({"anyOf": [self.at(option, name, resource, depth + 1) for option in options]})
+        for options in _choices(parts):
+            held.append({"anyOf": [self.at(option, name, resource, depth + 1) for option in options]})
         return {"allOf": held}
 
     def names(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str] | None:
         """Return all names that properties may have in objects of a schema; None if there may be others."""
-        self._comparisons -= 1
-        if self._comparisons < 0 or depth > 4 or self._many_resources:
+        if self._gives_up(depth):
             return None
         parts, found = self._conjuncts(schema, resource), list[set[str]]()
         for part in parts:
             properties = part.get("properties", {})
             if _is_closed(part) and isinstance(properties, dict):
                 found.append({*properties})
-            options = part.get("anyOf", part.get("oneOf"))
-            if isinstance(options, list):
-                names = [self.names(option, resource, depth + 1) for option in options]
-                found += [] if None in names else [set().union(*filter(None, names))]
+        for options in _choices(parts):
+            names = [self.names(option, resource, depth + 1) for option in options]
+            found += [] if None in names else [set().union(*filter(None, names))]
         return set.intersection(*found) if found else None
 
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
@@ -141,6 +135,14 @@ class Comparison:
                 visited.add(target[0])
                 left.append((at_pointer(self._document, target[0]), target[1]))
         return parts
+
+
+def _choices(parts: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Yield lists of schemas of which one at least holds."""
+    for part in parts:
+        options = part.get("anyOf", part.get("oneOf"))
+        if isinstance(options, list):
+            yield options
 
 
 def _forbids(part: dict[str, Any], name: str) -> bool:

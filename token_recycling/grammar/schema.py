@@ -38,7 +38,7 @@ _MAX_CHOICES = 50
 """Most choices of properties by which their number is expressed."""
 _MAX_SHARING = 8
 """Most branches of `oneOf` that share values: their number is squared."""
-_COMPLEMENTS = "types, constants that are no arrays or objects, ranges, lengths, and properties that have or lack them"
+_COMPLEMENTS = "types, ranges, lengths, constants but arrays and objects, and properties that have these or are missing"
 """What `Complements` knows the other values of."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
@@ -696,7 +696,7 @@ class _Node:
 
 def _is_conditional(schema: Any) -> bool:
     """Whether a schema says what holds under a condition, and no more."""
-    return keywords(schema) & {"if"} == keywords(schema) - {"then", "else"} == {"if"} and not is_resource(schema)
+    return keywords(schema) - {"then", "else"} == {"if"} and not is_resource(schema)
 
 
 def _is_free(schema: Any) -> bool:
