@@ -93,7 +93,7 @@ class GenerateCall:
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
-        self.beside = code_beside([*processors, *criteria] if streamer is None else [*processors, *criteria, streamer])
+        self.beside = code_beside(code for code in (*processors, *criteria, streamer) if code is not None)
         """Code of users and other libraries that is called between forward passes."""
         self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take

@@ -58,7 +58,7 @@ def why_not(
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
         return f"{shared}, which sees other passes than those of generate"
     caches = {id(item) for item in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
-    parts, memory = parts_of(model), _memory((*model.parameters(), *model.buffers()))
+    parts, memory = parts_of(model), memory_of((*model.parameters(), *model.buffers()))
     of_model = {
         id(item) for part in parts for item in (part, *vars(part).values()) if type(item) is dict or item is part
     }
@@ -66,7 +66,7 @@ def why_not(
         for count, item in enumerate(_reached(code)):
             if id(item) in caches:
                 return f"{name_of(code)} reads the cache, which holds drafts between the steps of an accelerated call"
-            if id(item) in of_model or (isinstance(item, torch.Tensor) and memory & _memory([item])):
+            if id(item) in of_model or (isinstance(item, torch.Tensor) and memory & memory_of([item])):
                 return f"{name_of(code)} reaches the model, which it may change between forward passes"
             if isinstance(item, FunctionType) and (changed := _changes_libraries(item)):
                 return f"{name_of(code)} changes {changed} between forward passes"
@@ -75,7 +75,7 @@ def why_not(
     return None
 
 
-def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+def memory_of(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Addresses of the memory that tensors are views of."""
     addresses = set()
     for tensor in tensors:

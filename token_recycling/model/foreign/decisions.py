@@ -26,8 +26,9 @@ from ..parts import is_compiled, parts_of
 from ..prefill import prefill
 from ..self_test import tree_logits
 from ..target import PassInputs, Target
+from .bystanders import memory_of
 from .plain import Reachable
-from .search import Foreign
+from .search import Foreign, codes_within
 
 _TAKING = frozenset({"__bool__", "__float__", "__contains__", "item", "equal", "allclose", "is_nonzero"})
 """Operations that give a number to Python."""
@@ -45,7 +46,7 @@ def decides_by_numbers(
     if any(map(is_compiled, parts_of(target.eager))):
         return None
     cache, inputs = _before_tree(target, texts, parents, nodes)
-    codes = {code for reach in searched for function in reach.functions for code in _within(function.__code__)}
+    codes = {code for reach in searched for function in reach.functions for code in codes_within(function.__code__)}
     with _Tracing(inputs.tokens, codes) as tracing:
         target.forward(inputs, cache)
     return tracing.decided_by
@@ -108,13 +109,6 @@ def _before_tree(
     return cache, target.inputs.of(drafts, [length] * len(texts), length)
 
 
-def _within(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _within(constant)
-
-
 class _Tracing(TorchFunctionMode):
     """Traces what follows from tokens, and who takes numbers of it."""
 
@@ -129,7 +123,7 @@ class _Tracing(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self._memory.isdisjoint(map(_address, _tensors((args, kwargs)))):
+        if self._memory.isdisjoint(memory_of(_tensors((args, kwargs)))):
             return result
         if getattr(function, "__name__", "") in _TAKING and isinstance(result, (bool, float)):
             caller = _caller(sys._getframe(1))
@@ -141,7 +135,7 @@ class _Tracing(TorchFunctionMode):
 
     def _follow(self, tensor: torch.Tensor) -> None:
         self._followed.append(tensor)
-        self._memory |= {_address(tensor)} - {0}
+        self._memory |= memory_of([tensor])
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
@@ -153,13 +147,6 @@ def _tensors(item: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
     elif isinstance(item, dict):
         yield from _tensors([*item.values()])
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Address of the memory that a tensor is a view of, 0 if it has none."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # one that wraps others
-        return tensor.untyped_storage().data_ptr()
-    return 0
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:

@@ -146,7 +146,15 @@ def _holder_of(model: nn.Module, path: str) -> type:
 
 def _names(code: CodeType, name: str) -> bool:
     """Whether code, or a function within it, uses a name."""
-    return name in code.co_names or any(_names(inner, name) for inner in code.co_consts if isinstance(inner, CodeType))
+    return any(name in each.co_names for each in codes_within(code))
+
+
+def codes_within(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of all functions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_within(constant)
 
 
 def _only_holds(cls: type) -> bool:
