@@ -133,7 +133,7 @@ class TreeCache:
             if layer.window:
                 layer.first_needed = window_start(length, layer.window)
 
-    def settled(self, lengths: Sequence[int]) -> bool:
+    def settle(self, lengths: Sequence[int]) -> bool:
         """Before a pass in a frame: drop the slots before windows of sequences of so many tokens, where a prompt was
         read and nothing was kept since. Return whether just those are dropped, since a frame counts from there: layers
         of transformers have dropped more.
@@ -143,7 +143,10 @@ class TreeCache:
             return True
         starts = [window_start(length, windowed.window) for length in lengths]
         if windowed.starts != starts:
-            self.settle(lengths)
+            for layer in self.filled:
+                layer.settle(lengths)
+            if self.states is not None:
+                self.states.counter.length = max(lengths)
         return windowed.starts == starts
 
     @contextmanager
@@ -179,13 +182,6 @@ class TreeCache:
             if moves[key]:
                 layer.move(*moves[key])
             layer.settle(lengths_after)
-
-    def settle(self, lengths: Sequence[int]) -> None:
-        """Keep the first `lengths[row]` slots of each sequence, and drop those before windows."""
-        for layer in self.filled:
-            layer.settle(lengths)
-        if self.states is not None:
-            self.states.counter.length = max(lengths)
 
     def wipe(self, lengths: Sequence[int]) -> None:
         """Write zeros to all slots behind the first `lengths[row]` of each sequence: what is masked must be numbers."""

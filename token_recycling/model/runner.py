@@ -167,7 +167,7 @@ class EagerRunner:
             else:
                 logits = first_pass(target, sequences[0], drafts[0], cache, self.reading)
             return Pass(lengths, cache.length - logits.shape[1], logits, prompt_from=cached)
-        if target.fixed_shapes and cache.takes_frames and cache.settled(lengths):
+        if target.fixed_shapes and cache.takes_frames and cache.settle(lengths):
             from ..trees.packed import send
             from .frames import band_of, packed_inputs, rows_of
 

@@ -274,7 +274,7 @@ class GraphRunner:
             self._move(sequences)
         if cached < max(lengths):
             return self._eager.forward(drafts, sequences, active, states)
-        self.cache.settled(lengths)
+        self.cache.settle(lengths)
         self._eager.prepared()
         return self._passes.forward(target, drafts, lengths, states)
 
