@@ -82,8 +82,8 @@ class TreeSteps:
         return self._numbers[:, -1:].view(np.float32)[:, 0]
 
     def step(self, row: int, append: Append, path: list[int] | None = None) -> Step:
-        """The step of one sequence. `path` gets the accepted nodes, the root first, also as far as they are known
-        should `append` raise, or no token be possible after one of them.
+        """The step of one sequence. `path` gets the accepted nodes, the root first; those so far, if `append` raises or
+        no token is possible after one of them.
         """
         path = [] if path is None else path
         draft, logits, (number, *_) = self._drafts[row], self._logits[row], self._numbers[row]
@@ -121,8 +121,8 @@ def accept_walk(
     `selector`, or its `distribution`, is called once for each emitted token, after the tokens before it were appended,
     so that processors see the path and draws come in the order of plain decoding. Sampled children
     (`Draft.sampled_from`) are tried in their order; if none is accepted, the token is sampled from what is left of the
-    target's distribution. `path` gets the accepted nodes, the root first, also as far as they are known should `append`
-    or `selector` raise.
+    target's distribution. `path` gets the accepted nodes, the root first; those so far, if `append` or `selector`
+    raises.
     """
     path = [] if path is None else path
     drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children

@@ -177,7 +177,7 @@ class Batch:
         accepted: list[list[int]],
     ) -> list[Step]:
         """Return the steps of the sequences in `active`, without those that failed. `accepted[row]` gets the accepted
-        nodes of each sequence, also as far as they are known should this raise.
+        nodes of each sequence; those so far, if its step fails or this raises.
         """
         steps: list[Step] = []
         for row in active:
