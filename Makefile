@@ -65,7 +65,7 @@ bench: setup build/library.datastore ## the real model on benchmarks/scenarios/S
 	$(BENCH)
 
 bench-quick: SCENARIO = quick
-bench-quick: setup ## the README's picture and table, and the tables by job, 38 minutes on two quiet cores, into build/bench/quick; resumes
+bench-quick: setup ## the README's picture and table, and the tables by job, 40 to 80 minutes on two quiet cores, into build/bench/quick; resumes
 	$(BENCH)
 	$(RUN)/python -m scripts.job_tables $(RESULTS)
 
