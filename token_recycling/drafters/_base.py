@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from .._util.options import check_at_least as check_at_least  # for drafters, in other packages too
+from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
     from ..grammar.statistics import GrammarStatistics
-from ..model.target import Target
 
 PREDICTED = "predicted_tokens"
 """Key of `statistics`: output tokens that the predicted output contained."""
