@@ -1,6 +1,6 @@
+import itertools
 import logging
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "models" / "target"
 NIGHTLY = ("browser", "cuda", "ecosystem")
 """Folders whose tests are for `make test-all` alone; elsewhere the marker `nightly` says it."""
+CACHES = itertools.count()
 
 # The same examples on every machine and in every run.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
@@ -47,9 +48,10 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """An empty cache folder, so that no test reads or writes the user's measurements."""
-    # pytest numbers its folders, and would look through thousands of them for the next number.
-    folder = Path(tempfile.mkdtemp(prefix="cache", dir=tmp_path_factory.getbasetemp()))
+    """An empty cache folder, so that no test reads or writes the user's measurements. It is made by what writes to it:
+    pytest would be slow at looking through thousands of folders for the next number, and at removing them.
+    """
+    folder = tmp_path_factory.getbasetemp() / f"cache{next(CACHES)}"
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
     return folder
 
