@@ -8,7 +8,6 @@ import copy
 import functools
 import operator
 import random
-import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -74,21 +73,6 @@ def adding(make: Callable[[], Callable[[], Any]]) -> Bring:
     return bring
 
 
-def when_in(container: Any, add: Callable[[Any], Any], size: Callable[[Any], Any]) -> Bring:
-    """A hook that adds a vector once what it keeps in a container is large enough."""
-
-    def bring(model):
-        kept = copy.deepcopy(container)
-
-        def count(module):
-            add(kept)
-            return size(kept)
-
-        return when(count)(model)
-
-    return bring
-
-
 def by_global(module):
     global PASSES
     PASSES += 1
@@ -103,17 +87,6 @@ def by_dictionary(module):
 def by_context(module):
     CONTEXT.set(CONTEXT.get() + 1)
     return CONTEXT.get()
-
-
-def by_own_attribute(module):
-    by_own_attribute.n = getattr(by_own_attribute, "n", 0) + 1
-    return by_own_attribute.n
-
-
-def by_class(module):
-    kind = type(module)
-    kind.passes = getattr(kind, "passes", 0) + 1
-    return kind.passes
 
 
 def by_instance_dictionary(module):
@@ -145,11 +118,6 @@ def by_config(module):
     config = module.self_attn.config
     config.update({"passes": getattr(config, "passes", 0) + 1})
     return config.passes
-
-
-def by_library(module):
-    torch.passes = getattr(torch, "passes", 0) + 1
-    return torch.passes
 
 
 def by_import(module):
@@ -201,11 +169,6 @@ class Steps:
     @property
     def strength(self):
         return 1.0 if self.step() > AFTER else 0.0
-
-
-def by_nested_object():
-    outer = types.SimpleNamespace(inner=Steps())
-    return lambda module: outer.inner.step()
 
 
 def largest():
@@ -329,28 +292,12 @@ class ByMetaclass(metaclass=Called):
     pass
 
 
-def by_coroutine():
-    def numbers():
-        n = 0
-        while True:
-            n += 1
-            yield n
-
-    running = numbers()
-    return lambda module: running.send(None)
-
-
 def strength_between_calls(model):
     """Not state of the hook: the vector is another one in the second call."""
     vector = model.__dict__.setdefault("vector", torch.zeros(32))
     if not vector.any():
         on_layer(model, lambda module, inputs, output: torch.cat([output[:, :-1], output[:, -1:] + vector], 1))
     vector += 0.5
-    return {}
-
-
-def random_rows(model):
-    on_layer(model, lambda module, inputs, output: output + torch.rand(1).item() * VECTOR)
     return {}
 
 
@@ -379,14 +326,6 @@ def by_weak_reference(model):
 def by_proxy(model):
     proxy = weakref.proxy(model)
     return lambda ids, scores: _scale(proxy, ids) or scores
-
-
-def by_partial(model):
-    return functools.partial(lambda model, ids, scores: _scale(model, ids) or scores, model)
-
-
-def by_nested_dictionary(model):
-    return lambda ids, scores, table={"a": [{"b": (model,)}]}: _scale(table["a"][0]["b"][0], ids) or scores
 
 
 class Holder:
@@ -438,35 +377,6 @@ def by_generator(model):
     return lambda ids, scores: running.send(ids) or scores
 
 
-def by_frame(model):
-    """Holds nothing of the model, and finds it among what is running."""
-
-    def process(ids, scores):
-        frame = sys._getframe()
-        while frame is not None and not isinstance(frame.f_locals.get("self"), LlamaForCausalLM):
-            frame = frame.f_back
-        if frame is not None:
-            _scale(frame.f_locals["self"], ids)
-        return scores
-
-    return process
-
-
-def by_module_of_the_model(model):
-    attention = model.model.layers[0].self_attn
-    return lambda ids, scores: setattr(attention, "scaling", 1.0 if ids[0, -1] % 2 else 0.1) or scores
-
-
-def by_replaced_function(model):
-    own = functional.silu
-
-    def process(ids, scores):
-        functional.silu = (lambda states: own(states) * 1.5) if ids[0, -1] % 2 else own
-        return scores
-
-    return process
-
-
 def by_setattr(model):
     own = functional.silu
 
@@ -491,24 +401,16 @@ CASES: dict[str, Bring] = {
     "a global": when(by_global),
     "a dictionary": when(by_dictionary),
     "a context variable": when(by_context),
-    "an attribute of the function": when(by_own_attribute),
-    "a class": when(by_class),
     "the dictionary of a module": when(by_instance_dictionary),
     "a buffer": when(by_buffer),
     "a buffer that is seldom written": by_seldom_written_buffer,
     "the configuration": when(by_config),
-    "a library": when(by_library),
     "an import": when(by_import),
     "a default": when(by_default),
     "a tensor": lambda model: when(by_tensor())(model),
     "a view": lambda model: when(by_view())(model),
     "slots": lambda model: when(Slots())(model),
     "a metaclass": when(ByMetaclass),
-    "a generator": lambda model: when(by_coroutine())(model),
-    "a nested object": lambda model: when(by_nested_object())(model),
-    "a deque": when_in(collections.deque(), lambda kept: kept.append(0), len),
-    "an array": when_in(np.zeros(1), lambda kept: kept.__iadd__(1), lambda kept: kept[0]),
-    "a list of tensors": when_in([torch.zeros(1)], lambda kept: kept[0].add_(1), lambda kept: kept[0]),
     "a list of another hook": by_a_list_of_another_hook,
     "a named tuple": lambda model: on_layer(model, Steering(3.0)) or {},
     "the largest": adding(largest),
@@ -516,22 +418,15 @@ CASES: dict[str, Bring] = {
     "an iterator": adding(from_iterator),
     "a vector": strength_between_calls,
     "noise": noise,
-    "random numbers": random_rows,
     "random numbers of the process": adding(lambda: seldom(random.random)),
-    "random numbers of its own": adding(lambda: seldom(random.Random(1).random)),
     "random numbers of numpy": adding(lambda: seldom(np.random.default_rng(1).random)),
     "the length of the cache": cache_length,
     "a weak reference": processor(by_weak_reference),
     "a proxy": processor(by_proxy),
-    "a partial": processor(by_partial),
-    "a nested dictionary": processor(by_nested_dictionary),
     "a bound method": processor(by_bound_method),
     "a wrapper": processor(by_wrapper),
     "a view of a weight": processor(by_weight_view),
     "a generator of a processor": processor(by_generator),
-    "a frame": processor(by_frame),
-    "a module": processor(by_module_of_the_model),
-    "a function of torch": processor(by_replaced_function),
     "a function of torch, by setattr": processor(by_setattr),
     "a function of torch that sets an option": when(seed_by_name),
     "a module of the user's": lambda model: (
@@ -553,10 +448,6 @@ def _outputs(prepare: Callable[[Any], Any], bring: Bring) -> list[torch.Tensor]:
     by_default.__defaults__[0].clear()
     CONTEXT.set(0)
     model, own = llama(), functional.silu
-    for holder in (torch, type(model.model.layers[0]), by_own_attribute):
-        if "passes" in vars(holder):
-            del holder.passes
-    vars(by_own_attribute).pop("n", None)
     prepare(model)
     outputs = []
     try:
@@ -619,22 +510,6 @@ class Scaling(contextlib.ContextDecorator):
         pass
 
 
-class TorchScaling(torch.utils._contextlib._DecoratorContextManager):  # type: ignore[name-defined, misc]
-    """The same by torch's class of decorators."""
-
-    def __init__(self, linear):
-        self.inner = Scaling(linear)
-
-    def clone(self):
-        return self
-
-    def __enter__(self):
-        self.inner.__enter__()
-
-    def __exit__(self, *error):
-        pass
-
-
 def generated(linear):
     context = Scaling(linear)
 
@@ -690,7 +565,6 @@ HELD_BY_LIBRARIES: dict[str, Bring] = {
     "a mock": replaced_by(lambda module: mock.MagicMock(side_effect=module)),
     "a hook": lambda model: on_layer(model, Hook().__call__) or {},
     "a decorator": decorated(Scaling),
-    "a decorator of torch": decorated(TorchScaling),
     "a decorator by a generator": decorated(generated),
     "a module before another": shadowed,
     "a list of layers": in_a_list,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.releases import needs
-from transformers import LlamaForCausalLM, StoppingCriteriaList, TextIteratorStreamer
+from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
 
@@ -177,35 +176,6 @@ def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, arguments, err
 
 
 # Calls that end early
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "logits_processor",
-        pytest.param("stopping_criteria", marks=needs(5, 24)),  # before, generate streams a token before it asks them
-    ],
-)
-def test_a_streamer_has_what_was_chosen_before_an_error(model, kind):
-    """In the midst of a step, too."""
-
-    def streamed(limit):
-        def failing(input_ids, scores):
-            if input_ids.shape[1] >= IDS.shape[1] + limit:
-                raise Interrupted
-            return scores if kind == "logits_processor" else torch.zeros(1, dtype=torch.bool)
-
-        streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=0.01)
-        with pytest.raises(Interrupted):
-            model.generate(IDS, streamer=streamer, **{kind: [failing]}, **GREEDY)
-        streamer.end()
-        return "".join(streamer)
-
-    limits = range(1, GREEDY["max_new_tokens"])
-    wanted = [streamed(limit) for limit in limits]
-    tr.accelerate(model)
-    model.generate(IDS, **GREEDY)  # from which drafts are copied
-    assert [streamed(limit) for limit in limits] == wanted
 
 
 def by_streamer(model):

@@ -328,29 +328,6 @@ def by_one_object(model):
     return {"logits_processor": [_OfOneObject(model)]}
 
 
-def by_a_variable(model):
-    last = None
-
-    def note(module, inputs, output):
-        nonlocal last
-        last = output[:, -1]
-
-    model.model.norm.register_forward_hook(note)
-    return {"logits_processor": [lambda ids, scores: _favour(scores, last)]}
-
-
-def criterion_by_hidden_states(model):
-    memory = {}
-    model.lm_head.register_forward_hook(lambda module, inputs, output: memory.update(last=output[:, -1]))
-    return {"stopping_criteria": [lambda ids, scores: memory["last"].argmax(-1) % 4 == 0]}
-
-
-def prefix_by_hidden_states(model):
-    memory = {}
-    model.lm_head.register_forward_hook(lambda module, inputs, output: memory.update(last=output[0, -1]))
-    return {"prefix_allowed_tokens_fn": lambda row, ids: memory["last"].topk(5).indices[2:].tolist()}
-
-
 def steering_by_token(model):
     """The processor decides what the hook does in the next pass."""
     memory = {"strength": 0.0}
@@ -362,21 +339,6 @@ def steering_by_token(model):
         return scores
 
     return {"logits_processor": [processor]}
-
-
-def steering_by_streamer(model):
-    memory = SimpleNamespace(strength=0.0)
-    vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
-    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + memory.strength * vector)
-
-    class Streamer:
-        def put(self, value):
-            memory.strength = float(value.flatten()[-1] % 2)
-
-        def end(self):
-            pass
-
-    return {"streamer": Streamer()}
 
 
 def a_weight(model):
@@ -466,11 +428,7 @@ def keys_of_the_cache(model):
 SHARED = {
     by_hidden_states: "uses setattr",
     by_one_object: "_OfOneObject",
-    by_a_variable: "stores last",
-    criterion_by_hidden_states: "memory, a dict",
-    prefix_by_hidden_states: "memory, a dict",
     steering_by_token: "memory, a dict",
-    steering_by_streamer: "memory, a SimpleNamespace",
     a_weight: "reaches the model",
     a_part: "reaches the model",
     a_weight_by_a_class_of_a_librarys_name: "reaches the model",

@@ -544,13 +544,6 @@ class Preparing(LlamaForCausalLM):
         return super().prepare_inputs_for_generation(input_ids, **kwargs)
 
 
-class Updating(LlamaForCausalLM):
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
-        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        model_kwargs["position_ids"] = model_kwargs["position_ids"] + 3
-        return model_kwargs
-
-
 class Counting(LlamaForCausalLM):
     """Changes every sixth token, by a count among the arguments of the call."""
 
@@ -583,18 +576,6 @@ class Stopping(LlamaForCausalLM):
         criteria = super()._get_stopping_criteria(*args, **kwargs)
         criteria.append(lambda ids, scores, **kwargs: torch.full((len(ids),), ids.shape[1] >= 14))
         return criteria
-
-
-class Configuring(LlamaForCausalLM):
-    def _prepare_generation_config(self, *args, **kwargs):
-        config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
-        config.repetition_penalty = 3.0
-        return config, model_kwargs
-
-
-class Generating(LlamaForCausalLM):
-    def generate(self, inputs, **kwargs):
-        return super().generate(inputs.flip(1), **kwargs)
 
 
 class Passing(LlamaForCausalLM):
@@ -719,12 +700,9 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "other tokens": (lambda: llama(Shifted), "Shifted"),
     "another argument": (lambda: llama(Scaling), "Scaling"),
     "the same inputs": (lambda: llama(Preparing), None),
-    "other positions": (lambda: llama(Updating), "Updating"),
     "a count among the arguments": (lambda: llama(Counting), "carries count"),
     "another loop": (lambda: llama(Sampling), "_sample"),
     "a criterion": (lambda: llama(Stopping), "may share state with Stopping"),
-    "a penalty": (lambda: llama(Configuring), None),
-    "another prompt": (lambda: llama(Generating), None),
     "any arguments": (lambda: llama(Passing), None),
     "a count": (lambda: llama(Logging), "Logging.forward stores calls"),
     "the last logits": (lambda: llama(LastLogits), "returns the logits of 1"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import pickle
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
@@ -26,7 +24,6 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessor,
     PreTrainedModel,
     StaticCache,
     StoppingCriteriaList,
@@ -102,28 +99,6 @@ def settings(model: PreTrainedModel) -> Any:
     return [model.generate(IDS, given), model.generate(IDS, given, max_new_tokens=3), given == before]
 
 
-def partly_merged(model: PreTrainedModel) -> Any:
-    config = LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
-    torch.manual_seed(3)
-    adapted = get_peft_model(model, config, "a").eval()
-    adapted.add_adapter("b", config)
-    outputs = []
-    for active in (["a"], ["a", "b"]):
-        adapted.base_model.set_adapter(active)
-        outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
-    adapted.merge_adapter(adapter_names=["a"])
-    outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
-    adapted.unmerge_adapter()
-    with adapted.disable_adapter():
-        outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
-    return [*outputs, adapted.generate(input_ids=IDS, **GREEDY)]
-
-
-def pickled(model: PreTrainedModel) -> Any:
-    output = model.generate(IDS, **GREEDY, return_dict_in_generate=True, output_logits=True)
-    return [copy.deepcopy(output), pickle.loads(pickle.dumps(output))]
-
-
 def iterated(model: PreTrainedModel) -> Any:
     streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
     model.generate(IDS, streamer=streamer, **GREEDY)
@@ -144,38 +119,6 @@ def prompts_of(model: PreTrainedModel) -> Any:
         model.generate(torch.cat([IDS, more], 1), past_key_values=copy.deepcopy(prompt), **GREEDY)
         for more in (OTHERS, IDS, OTHERS)
     ]
-
-
-class Anew(LogitsProcessor):
-    """Counts its calls, from the beginning where the length is not one more than before."""
-
-    length = calls = 0
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.calls = self.calls + 1 if ids.shape[1] == self.length + 1 else 0
-        self.length = ids.shape[1]
-        return scores.index_add(1, ids[0, :1], torch.full((len(ids), 1), 0.4 * self.calls))
-
-
-class Counts(LogitsProcessor):
-    """Counts the tokens that it was shown last."""
-
-    def __init__(self) -> None:
-        self.counts: dict[int, float] = {}
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        token = int(ids[0, -1])
-        self.counts[token] = self.counts.get(token, 0.0) + 0.5
-        penalty = torch.tensor([self.counts.get(token, 0.0) for token in range(scores.shape[1])])
-        return scores - penalty
-
-
-def with_one_processor(processor: type[LogitsProcessor]) -> Report:
-    def calls(model: PreTrainedModel) -> Any:
-        one = [processor()]
-        return [model.generate(ids, logits_processor=one, **GREEDY) for ids in (IDS, IDS, OTHERS)]
-
-    return calls
 
 
 def counted(ids: torch.Tensor) -> Report:
@@ -213,7 +156,6 @@ def ends_at(*arguments: Any, **more: Any) -> torch.Tensor:
 
 BOTH = torch.cat([IDS, IDS.roll(2, 1)])
 RIGHT = torch.tensor([[1] * 11 + [0] * 4])
-MIDDLE = torch.tensor([[1] * 6 + [0] * 2 + [1] * 7])
 
 REPORTS: dict[str, Report] = {
     "huggingface/transformers#30042 a prompt of one token": call(IDS[:, :1]),
@@ -242,14 +184,9 @@ REPORTS: dict[str, Report] = {
     "unslothai/unsloth#4078 a padded batch": lambda model: model.generate(**batch([4, 9, 5], 1), **GREEDY),
     "QwenLM/Qwen3#814 padding on the right": call(attention_mask=RIGHT),
     "QwenLM/Qwen3#814 padding that the tokens tell": call(IDS * RIGHT.flip(1)),
-    "huggingface/transformers#5295 zeros within the mask": call(attention_mask=MIDDLE),
-    "QwenLM/Qwen#1047 embeddings": lambda model: model.generate(
-        inputs_embeds=model.get_input_embeddings()(IDS), **GREEDY
-    ),
     "huggingface/transformers#9150 scores": call(
         return_dict_in_generate=True, output_scores=True, output_logits=True, no_repeat_ngram_size=2
     ),
-    "huggingface/transformers#8978 an output that is copied and pickled": pickled,
     "huggingface/transformers#48700 settings that stay the caller's": settings,
     "huggingface/transformers#22576 a streamer that is iterated": iterated,
     "sgl-project/sglang#31599 a stop string before the limit": call(
@@ -263,14 +200,12 @@ REPORTS: dict[str, Report] = {
         model, StaticCache(config=model.config, max_cache_len=120)
     ),
     "huggingface/transformers#40906 a cache of the whole prompt": by_cache(IDS),
-    "huggingface/transformers#47597 new tokens alone": by_cache(OTHERS, attention_mask=torch.ones(1, 19).long()),
     "huggingface/transformers#20621 several samples, a cache of one": by_cache(
         torch.cat([IDS, OTHERS], 1), **ONE_CHOICE, num_return_sequences=2
     ),
     "pytorch/pytorch#119162 a default dtype of 16 bits": within(lambda: default_dtype(torch.bfloat16), **SAMPLED),
     "pytorch/pytorch#175953 a default device": within(lambda: torch.device("meta"), **SAMPLED),
     "unslothai/unsloth#2434 training after inference mode": training_after,
-    "huggingface/peft#3756 one of two active adapters merged": partly_merged,
     "hao-ai-lab/LookaheadDecoding#62 a longer output": call(max_new_tokens=60),
     "unslothai/unsloth#11039 one answer for all rows": call(
         BOTH, stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids)[-1])])
@@ -280,8 +215,6 @@ REPORTS: dict[str, Report] = {
     ),
     "huggingface/transformers#45384 criteria beside one that is met": counted(IDS),
     "huggingface/transformers#45384 criteria beside one that is met, in a batch": counted(BOTH),
-    "NVIDIA/logits-processor-zoo#13 a processor that begins anew": with_one_processor(Anew),
-    "osaurus-ai/vmlx-swift#357 counts in a processor": with_one_processor(Counts),
     "huggingface/transformers#47752 settings of the model": own_settings,
 }
 """The calls by report."""
@@ -291,7 +224,7 @@ ON_EVERY_FAMILY = (
     *("#2434", "#40906"),
 )
 """Parts of the names of reports that are tried on further families too."""
-LEFT_TO_GENERATE = ("padding on the right", "zeros within", "embeddings", "#40906", "#47597", "#20621")
+LEFT_TO_GENERATE = ("padding on the right", "#40906", "#20621")
 FAMILIES = {
     "window": named("gemma3_text"),
     "learned positions": named("gpt2"),
