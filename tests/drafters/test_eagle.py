@@ -18,9 +18,7 @@ from support.eagle_heads import (
 from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, noted_drafts, paths_of
 
 import token_recycling as tr
-from token_recycling.drafters._shared.neural import placed_copy
 from token_recycling.drafters.eagle import Eagle
-from token_recycling.drafters.eagle.formats import load_head
 from token_recycling.model.target import Target
 
 EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
@@ -179,11 +177,3 @@ def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
         drafted = {int(step.draft.tokens[node]) for node in step.draft.children[0]}
         for config, tensors in ((EAGLE_1, of_one), (EAGLE_3, of_three)):
             assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
-
-
-def test_a_head_of_16_bits_keeps_its_positions(tmp_path):
-    head = load_head(head_in(tmp_path, EAGLE_3)[0]).head
-    placed = placed_copy(head, torch.device("cpu"), torch.bfloat16)
-    assert placed.fc.weight.dtype == torch.bfloat16
-    assert torch.equal(placed.rotary.inv_freq, head.rotary.inv_freq)
-    assert head.fc.weight.dtype == torch.float32

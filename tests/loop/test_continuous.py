@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from support.architectures import named
 from support.cases import thinned
 from support.chi_square import fit
 from support.drafters import NAMES, example
-from support.elsewhere import THERE, another_device, put_there
 from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 from support.running import GoneError, Texts, alone
@@ -31,11 +29,6 @@ from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target
 
 LLAMA = tiny.llama(seed=3, vocab_size=architectures.VOCABULARY)
-
-
-def sampled_alone(ids, new, seed):
-    torch.manual_seed(seed)
-    return alone(LLAMA, ids, new, do_sample=True, temperature=0.8, top_k=0)
 
 
 SHARED = tr.make_drafter("recycling")
@@ -217,52 +210,29 @@ def test_each_text_that_ends_leaves_its_own_beginning():
         assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
 
 
-@pytest.mark.parametrize("place", ["states over the text", "there"])
-def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_others(place):
-    """Beside a longer text, so that there are slots for its last tokens, with something else in them. Of slots on the
-    host `hf/test_long_prompts.py` says it.
+def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_others():
+    """Beside a longer text, so that there are states for its last tokens, of something else. Of slots alone
+    `hf/test_long_prompts.py` says it.
     """
-    model = tiny.llama(seed=3, context=1.0, vocab_size=architectures.VOCABULARY)
-    if place == "states over the text":
-        model = architectures.model_of(next(case for case in RECURRENT if case.family == "falcon_h1"))
-    cases = []
+    model = architectures.model_of(next(case for case in RECURRENT if case.family == "falcon_h1"))
+    texts = Texts(model)
+    prefixes = PrefixCache(texts.batch.target, 10**8).of("")
+    texts.join(tiny.prompt(0, 90), 400, "plain")
+    texts.step()
     for seed, after in enumerate((1, 7, 12)):
-        ids = tiny.prompt(seed, 5)
+        ids, failing_at = tiny.prompt(seed, 5), 5 + after
         whole = torch.cat([ids[0], torch.tensor(alone(model, ids, 40))])
+        criterion = lambda ids, scores, at=failing_at, **_: False if ids.shape[1] < at else failing()  # noqa: E731
+        failed = texts.join(ids, 40, Oracle([whole]), criteria=[criterion], hints=Hints(prefixes))
+        while failed in texts.batch.requests:
+            texts.step()
+        assert isinstance(failed.error, GoneError)
+        assert failed.sequence.on_host.tolist() == whole[: failing_at - 1].tolist()
         longer = torch.cat([whole[: 4 + after], ids[0, :2]])[None]
-        cases.append((ids, 5 + after, whole, longer, alone(model, longer, 12)))
-    with ExitStack() as device:
-        there = torch.device("cpu")
-        if place == "there":
-            device.enter_context(another_device())
-            put_there(model)
-            there = THERE
-        texts = Texts(model)
-        prefixes = PrefixCache(texts.batch.target, 10**8).of("")
-        texts.join(tiny.prompt(0, 90).to(there), 400, "plain")
-        texts.step()
-        for ids, failing_at, whole, longer, wanted in cases:
-            criterion = lambda ids, scores, at=failing_at, **_: False if ids.shape[1] < at else failing()  # noqa: E731
-            failed = texts.join(ids.to(there), 40, Oracle([whole]), criteria=[criterion], hints=Hints(prefixes))
-            while failed in texts.batch.requests:
-                texts.step()
-            assert isinstance(failed.error, GoneError)
-            assert failed.sequence.on_host.tolist() == whole[: failing_at - 1].tolist()
-            again = texts.join(longer.to(there), 12, hints=Hints(prefixes))
-            while again in texts.batch.requests:
-                texts.step()
-            assert texts.said[again] == wanted
-
-
-def test_a_text_draws_its_own_random_numbers():
-    """And none of the program's."""
-    texts, ids = Texts(LLAMA), tiny.prompt(0, 5)
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    rows = [texts.join(ids, 20, seed=seed, processors=[TemperatureLogitsWarper(0.8)]) for seed in (1, 2, 1)]
-    texts.finish()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert [texts.said[row] for row in rows] == [sampled_alone(ids, 20, seed) for seed in (1, 2, 1)]
+        again = texts.join(longer, 12, hints=Hints(prefixes))
+        while again in texts.batch.requests:
+            texts.step()
+        assert texts.said[again] == alone(model, longer, 12)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from token_recycling.loop.batch import Batch
 from token_recycling.loop.request import Hints, Request
 from token_recycling.model.pass_times import PassTimes
 from token_recycling.model.tree_layer import Frame
-from token_recycling.serving.decoding_thread import DecodingThread
 
 IDS = tiny.prompt(0, 6)
 
@@ -46,18 +45,6 @@ def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, b
 def test_a_reproducible_request_shares_no_passes(model):
     with pytest.raises(ValueError, match="reproducible"):
         Texts(model).join(IDS, 8, tr.make_drafter("recycling", reproducible=True))
-
-
-@pytest.mark.parametrize("name", ["recycling", "suffix", "prompt_lookup", "plain"])
-def test_a_reproducible_call_of_a_decoding_thread_is_decoded_alone(model, name, monkeypatch):
-    drafter = tr.make_drafter(name, reproducible=True)
-    expected = model.generate(IDS, max_new_tokens=8, do_sample=False)
-    thread = DecodingThread(model)
-    monkeypatch.setattr(type(thread._batch), "join", fails)
-    try:
-        assert torch.equal(thread.model(drafter, 0).generate(IDS, max_new_tokens=8, do_sample=False), expected)
-    finally:
-        thread.close()
 
 
 def values(model):

@@ -7,42 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import transformers
 from support import tiny
-from support.tiny import sizes
-from transformers import AttentionInterface
 
 import token_recycling as tr
 
 NEW = {"max_new_tokens": 10, "do_sample": False}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
-TEXT = sizes(
-    "vocab_size=64 hidden_size=32 intermediate_size=64 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=2 "
-    "head_dim=8 initializer_range=0.3 max_position_embeddings=128 sliding_window=8 "
-    "bos_token_id=None eos_token_id=None pad_token_id=None"
-)
-TOWER = sizes(
-    "hidden_size=32 intermediate_size=64 num_hidden_layers=1 num_attention_heads=2 image_size=28 patch_size=14"
-)
 
 
 def named(attention):
     model = tiny.llama(**GROUPED)
     model.set_attn_implementation(attention)
     return model
-
-
-def composite():
-    torch.manual_seed(0)
-    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
-    config = transformers.Gemma3Config(
-        text_config={**TEXT, **kinds},
-        vision_config=TOWER,
-        mm_tokens_per_image=4,
-        image_token_index=60,
-        eos_token_id=None,
-    )
-    return transformers.Gemma3ForConditionalGeneration(config).eval()
 
 
 def chosen(model):
@@ -67,17 +43,6 @@ def test_the_choice_is_reported_saved_copied_and_restored(attention, tmp_path):
         assert torch.equal(other.generate(ids, **NEW), wanted)
     assert chosen(tr.decelerate(model)) == own
     assert torch.equal(model.generate(ids, **NEW), wanted)
-
-
-def test_a_composite_models_choices_stay():
-    model, ids = composite(), tiny.prompt(0, 14) % 50
-    model.set_attn_implementation({"text_config": "sdpa", "vision_config": "eager"})
-    own, wanted = chosen(model), model.generate(ids, **NEW)
-    assert len(set(own)) == 2
-    tr.accelerate(model, "recycling")
-    assert torch.equal(model.generate(ids, **NEW), wanted)
-    assert model.acceleration.fallback is None
-    assert chosen(model) == chosen(tr.decelerate(model)) == own
 
 
 def test_another_choice_counts_from_the_next_call_on():
@@ -110,22 +75,3 @@ def test_other_models_attend_as_ever_during_accelerated_calls():
         logits = [other(ids).logits for _ in range(6)]
     assert all(torch.equal(one.result(), wanted_of_ours) for one in outputs)
     assert all(torch.equal(one, wanted) for one in logits)
-
-
-def test_a_users_attention_under_a_name_of_their_own_is_used_outside_of_trees():
-    calls = []
-
-    def counted(module, *args, **kwargs):
-        calls.append(module)
-        return AttentionInterface()["sdpa"](module, *args, **kwargs)
-
-    AttentionInterface.register("counted", counted)
-    model, ids = tiny.llama(**GROUPED), tiny.prompt(0, 9)
-    wanted = model.generate(ids, **NEW)
-    model.set_attn_implementation("counted")
-    tr.accelerate(model, "recycling")
-    assert torch.equal(model.generate(ids, **NEW), wanted)
-    calls.clear()
-    model(ids)
-    assert len(calls) == len(model.model.layers)
-    assert chosen(model) == ["counted"]

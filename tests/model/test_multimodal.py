@@ -85,6 +85,23 @@ def test_a_text_alone_is_accelerated(make):
     assert all(map(torch.equal, *found))
 
 
+def test_the_attention_of_each_part_stays_as_it_was_chosen():
+    def chosen():
+        parts = [getattr(model.config, name) for name in model.config.sub_configs]
+        return [config._attn_implementation for config in (model.config, *parts)]
+
+    model, ids = made(gemma3), tiny.prompt(0, 14, PICTURE)
+    model.set_attn_implementation({"text_config": "sdpa", "vision_config": "eager"})
+    own, wanted = chosen(), model.generate(ids, **GREEDY)
+    assert len(set(own)) == 2
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+    assert chosen() == own
+    tr.decelerate(model)
+    assert chosen() == own
+
+
 def test_hidden_states_are_those_of_the_text_layers():
     """A vision tower of as many layers comes first among the modules."""
     model, ids = made(llava), tiny.prompt(1, 10, PICTURE)

@@ -1,6 +1,7 @@
 """Private names of transformers and torch: few, each in `compat` alone, and there in the installed releases."""
 
 import ast
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +23,7 @@ NO_LIBRARY = {"engines", "_util/compiled.py"}
 """Other libraries' names: vLLM, SGLang, mlx and numba."""
 
 
+@cache
 def private_names():
     """All private names of the libraries' most used classes, and of their instances."""
     model = tiny.llama()
