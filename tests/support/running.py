@@ -43,14 +43,23 @@ class Texts:
         sequence = TokenSequence(ids[0], StoppingCriteriaList([limit, *criteria]))
         generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
         selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None, generator=generator)
-        row = Request(sequence, selector, tr.make_drafter(drafter), tr.Stats(), hints=hints)
+        row = Request(
+            self.batch.target,
+            sequence,
+            selector,
+            tr.make_drafter(drafter),
+            tr.Stats(),
+            hints=hints,
+            streamed=streamed,
+            reading=reading,
+        )
         said = self.said[row] = []
 
         def told(step):
             said.extend(step.tokens)
             on_step(step)
 
-        self.batch.join(row, told, streamed=streamed, reading=reading)
+        self.batch.join(row, told)
         return row
 
     def step(self):

@@ -36,8 +36,8 @@ from ..drafters._shared.draft_models import ModelDrafter
 from ..drafters._shared.graph import Rules
 from ..drafters._shared.pairing import DraftModelOption
 from ..hf.accelerate import accelerated
-from ..loop.batch import decode, requests_of
-from ..loop.request import NO_HINTS, Hints, TokenSelector, TokenSequence
+from ..loop.batch import decode
+from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.info import UnsupportedModelError
@@ -362,8 +362,8 @@ def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
     )
     processors = LogitsProcessorList(call.arguments.get("logits_processor") or [])
     selector, hints = ReplaySelector(sequence, reference, processors), Hints(prediction=call.hints.prediction)
-    requests = requests_of(target, [sequence], [selector], drafter, stats, [0], hints)
-    for (step,) in decode(target, requests, target.new_cache()):
+    request = Request(target, sequence, selector, drafter, stats, hints=hints)
+    for (step,) in decode([request], target.new_cache()):
         lengths.append(len(step.tokens))
     seconds, processor = watch.read()
     tokens = sequence.tokens[len(prompt) :].tolist()

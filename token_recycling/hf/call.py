@@ -7,7 +7,9 @@ new or that the caller will see, and for criteria that must see a whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -35,9 +37,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
-from ..loop.batch import Run, decode, requests_of
+from ..loop.batch import Run, decode
 from ..loop.processors import Scope, scope
-from ..loop.request import NO_HINTS, Hints, TokenSelector, TokenSequence
+from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument
@@ -304,79 +306,62 @@ def run_call(
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
-    are those of `generator`, or torch's own; see `beginnings`.
+    are those of `generator`, or torch's own; see `requests_of`.
     """
-    target = call.target
-    if type(call.cache) is StaticCache or target.compiled:
+    if type(call.cache) is StaticCache or call.target.compiled:
         _warn_of_bypassed_graphs(call)
-    sequences, selectors = beginnings(call, generator)
+    if call.cache_is_new:
+        cache, cached = TreeCache(call.cache), [0] * len(call.input_ids)
+    else:
+        from .handover import take_over
+
+        cache, cached = take_over(call.cache, call.paddings, call.target.config)
+    if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.begins_anew:
+        hints = replace(hints, prefixes=None)  # which begin in a cache of their own
+    requests = requests_of(call, drafter, stats, cached, hints, generator)
+    sequences = [request.sequence for request in requests]
     stopping = None
     if call.joint_criteria:
         from .handover import BatchStopping
 
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    if call.cache_is_new:
-        cache, cached = TreeCache(call.cache), [0] * len(sequences)
-    else:
-        from .handover import take_over
-
-        cache, cached = take_over(call.cache, call.paddings, target.config)
-    whole = False
-    prefixes = None
-    may_begin_elsewhere = len(sequences) == 1 and call.cache_is_new and not call.cache_is_seen
-    if hints.prefixes is not None and not drafter.traits.begins_anew and may_begin_elsewhere:
-        prefixes = hints.prefixes
-        cache, cached[0] = prefixes.take(sequences[0].on_host)
-        stats.cached_tokens += cached[0]
-
-    def reading() -> None:
-        nonlocal whole
-        whole = True  # the part of a cancelled prompt that was read can be cached
-        if call.reading is not None:
-            call.reading()
-        whole = False
-
-    requests = requests_of(target, sequences, selectors, drafter, stats, cached, hints)
     run = Run(
-        streamed=call.streamer is not None,
-        reading=call.reading and reading,
         after_pass=None if stopping is None else stopping.apply,
-        keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(target)),
-        returns_cache=call.cache_is_seen or prefixes is not None,
+        keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(call.target)),
+        returns_cache=call.cache_is_seen,
     )
-    passes = decode(target, requests, cache, run, backend)
+    passes = decode(requests, cache, run, backend)
     try:
         with closing(passes):  # whatever ends the call, before the next one begins
             for _ in passes:
-                whole = True  # where the streamer ends the sequence, too
                 call.put(sequences[0])
-                whole = False
-        whole = True
     except RuntimeError as error:
         if isinstance(error.__cause__, StopIteration):  # of a processor or criterion, within our generator
             raise error.__cause__ from None
         raise
     finally:
-        if prefixes is not None and whole:
-            prefixes.keep(sequences[0].on_host[: cache.length + 1], cache)
         call.put(sequences[0])  # of a step that an error ended, what was chosen before
     if call.streamer is not None:
         call.streamer.end()
     if stopping is not None:
         stats.tokens -= stopping.withdrawn
-        for sequence, selector in zip(sequences, selectors, strict=True):
-            selector.forget(sequence.columns - call.input_ids.shape[1])
+        for request in requests:
+            request.selector.forget(request.sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen:
-        _give_back(cache, call, sequences, selectors)
-    padding = 0 if len(sequences) == 1 else call.padding_token
-    ids = [sequence.padded[0] for sequence in sequences]
+        _give_back(cache, call, requests)
+    return _output(call, requests)
+
+
+def _output(call: GenerateCall, requests: list[Request]) -> Output | torch.Tensor:
+    """Return what `generate` returns for a call that was decoded."""
+    ids, padding = [request.sequence.padded[0] for request in requests], call.padding_token if len(requests) > 1 else 0
     stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)
     if not call.config.return_dict_in_generate:
         return stacked
-    scores = _by_step([sequence.scores for sequence in sequences])
-    logits = _by_step([selector.logits for selector in selectors])
+    scores = _by_step([request.sequence.scores for request in requests])
+    logits = _by_step([request.selector.logits for request in requests])
     output = Output(sequences=stacked, scores=scores, logits=logits, **{CACHE: call.cache})
-    output.stats = stats
+    output.stats = requests[0].stats
     return output
 
 
@@ -395,56 +380,67 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
         )
 
 
-def _give_back(
-    cache: TreeCache, call: GenerateCall, sequences: list[TokenSequence], selectors: list[TokenSelector]
-) -> None:
+def _give_back(cache: TreeCache, call: GenerateCall, requests: list[Request]) -> None:
     """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
     from .handover import fill_up, give_back
 
-    columns = {sequence.columns for sequence in sequences}
+    columns = {request.sequence.columns for request in requests}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
-        fill_up(call.target, sequences, selectors, cache, call.padding_token)
+        fill_up(requests, cache, call.padding_token)
     give_back(cache, call.cache, call.paddings, max(columns))
 
 
-def beginnings(
-    call: GenerateCall, generator: torch.Generator | None = None
-) -> tuple[list[TokenSequence], list[TokenSelector]]:
-    """Create the sequences of a call, and the selectors of their tokens.
+def requests_of(
+    call: GenerateCall,
+    drafter: Drafter,
+    stats: Stats,
+    cached: Sequence[int],
+    hints: Hints = NO_HINTS,
+    generator: torch.Generator | None = None,
+) -> list[Request]:
+    """Return a request for each sequence of a call, of which `cached[row]` tokens are in its cache.
 
     A single sequence is sampled with `generator`, or torch's own, as `generate` samples it. Of several sequences each
     has random numbers of its own, seeded from that generator: how far the others are, which depends on what was
     drafted, shifts none of its numbers.
     """
-    config, batch = call.config, len(call.input_ids)
+    config, batch, streamer, watched = call.config, len(call.input_ids), call.streamer, bool(call.beside)
     generators = [generator] * batch
     if batch > 1 and config.do_sample:
-        generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
-    watched = bool(call.beside)
-    sequences = [
+        generators = [*seeded_generators(batch, call.input_ids.device, generator)]
+    requests = []
+    for row, ids in enumerate(call.input_ids):
         # As with the first token that `generate` appends: int32 becomes int64.
-        TokenSequence(ids.long(), call.separate_criteria, pad, watched)
-        for ids, pad in zip(call.input_ids, call.paddings, strict=True)
-    ]
-    streamer = call.streamer
-    if streamer is not None and call.streams_tokens:
-        sequences[0].on_token = lambda token: streamer.put(torch.tensor([token]))
-    selectors = [
-        TokenSelector(
+        sequence = TokenSequence(ids.long(), call.separate_criteria, call.paddings[row], watched)
+        if streamer is not None and call.streams_tokens:
+            sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
+        applied = call.processors
+        if batch > 1:
+            applied = LogitsProcessorList([_for_sequence(processor, row) for processor in applied])
+        selector = TokenSelector(
             sequence,
-            call.processors
-            if batch == 1
-            else LogitsProcessorList([_for_sequence(processor, row) for processor in call.processors]),
+            applied,
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             generator=generators[row],
             watched=watched,
         )
-        for row, sequence in enumerate(sequences)
-    ]
-    return sequences, selectors
+        requests.append(
+            Request(
+                call.target,
+                sequence,
+                selector,
+                drafter,
+                stats,
+                cached[row],
+                hints,
+                streamed=streamer is not None,
+                reading=call.reading,
+            )
+        )
+    return requests
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:

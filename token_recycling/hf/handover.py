@@ -22,13 +22,12 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
-from ..loop.request import TokenSelector, TokenSequence
+from ..loop.request import Request, TokenSequence
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache, why_not_cache, window_of
 from ..model.prefill import extend
-from ..model.target import Target
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
@@ -92,19 +91,18 @@ def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: 
         cache.states.stop_counting(given)
 
 
-def fill_up(
-    target: Target, sequences: list[TokenSequence], selectors: list[TokenSelector], cache: TreeCache, padding: int
-) -> None:
+def fill_up(requests: list[Request], cache: TreeCache, padding: int) -> None:
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
+    sequences = [request.sequence for request in requests]
     columns = max(sequence.columns for sequence in sequences)
     rest = [sequence.tokens.new_full((columns - sequence.columns,), padding) for sequence in sequences]
     # Padding follows the last token; the last padding token gets no slot.
     fed = [torch.cat([sequence.tokens[-1:], padded])[:-1] for sequence, padded in zip(sequences, rest, strict=True)]
     lengths, roots = [sequence.length - 1 for sequence in sequences], [sequence.tokens[-1:] for sequence in sequences]
-    for pieces, logits in extend(target, fed, lengths, cache, roots):
+    for pieces, logits in extend(requests[0].target, fed, lengths, cache, roots):
         for row, piece in enumerate(pieces):
             for node in range(len(piece)):
-                selectors[row].scored(logits[row, node])
+                requests[row].selector.scored(logits[row, node])
                 sequences[row].push(padding)
 
 

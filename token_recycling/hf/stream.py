@@ -13,8 +13,8 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.batch import Run, decode, requests_of
-from ..loop.request import TokenSelector, TokenSequence
+from ..loop.batch import decode
+from ..loop.request import Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
 from ..model.foreign import code_beside
@@ -73,11 +73,11 @@ def stream(
     sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
     measured = stats if stats is not None else Stats()
-    requests = requests_of(target, [sequence], [selector], drafter, measured, [slots(given)])
+    request = Request(target, sequence, selector, drafter, measured, slots(given), streamed=True)
     cache = TreeCache(given)
 
     def steps() -> Iterator[Step]:
-        with closing(decode(target, requests, cache, Run(streamed=True), backend)) as passes:
+        with closing(decode([request], cache, backend=backend)) as passes:
             for (step,) in passes:
                 yield step
 

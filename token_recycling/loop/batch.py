@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from .._util.device import lasting
-from ..drafters._base import Drafter
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
@@ -31,8 +30,7 @@ from ..model.target import Target
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
 from .pacer import Clock, Pace, Pacer
-from .request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
-from .stats import Stats
+from .request import Request
 
 if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
@@ -46,23 +44,22 @@ class Batch:
 
     def __init__(
         self,
-        target: Target,
         requests: list[Request],
         pacer: Pacer,
         cache: TreeCache,
         clock: Clock,
-        reading: Reading | None,
     ) -> None:
-        """`cache` holds `cached` tokens of each request, from slot 0 on. `reading` is called before each piece of a
-        prompt, and may raise.
-        """
-        self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
-        self.eager = EagerRunner(target, cache, reading, partial(clock.lap, "prepare"))
+        """`requests`: one at least, all of one model; `cache` holds `cached` tokens of each, from slot 0 on."""
+        self.target, self.requests, self.pacer, self.clock = requests[0].target, requests, pacer, clock
+        reading = None if requests[0].reading is None else partial(self._between_pieces, requests[0].reading)
+        self.eager = EagerRunner(self.target, cache, reading, partial(clock.lap, "prepare"))
         """Reads the prompts."""
         self.runner: Runner = self.eager
         """Owns the slots of the sequences, in the order of the requests."""
-        self._states = _states_read(target, requests)
+        self._states = _states_read(self.target, requests)
         """Numbers of the hidden states that drafters need."""
+        self.is_settled = True
+        """Whether the slots are those of tokens of the sequences, as between two passes."""
         self._alone = False
         """Whether the next forward pass reads the prompts without a draft."""
         self._steps: list[Step] = []
@@ -82,20 +79,20 @@ class Batch:
         cached = [request.cached for request in self.requests]
         if most is not None:
             sequences = [sequence[: count + most + 1] for sequence, count in zip(sequences, cached, strict=True)]
+        self.is_settled = False
         states = self.runner.prefill(sequences, cached, self._states)
+        self.is_settled = True
         if states is not None:
             self._give_states(states)
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
 
     @lasting
-    def begin(self, captured: CapturedPasses | None = None, streamed: bool = False) -> None:
-        """Prepare the first step; passes behind the prompts are eager unless they are `captured`. `streamed`: a client
-        waits for the first token.
-        """
+    def begin(self, captured: CapturedPasses | None = None) -> None:
+        """Prepare the first step; passes behind the prompts are eager unless they are `captured`."""
         for request in self.requests:
             request.stats.prompt_tokens += request.sequence.length
-            request.start(self.target)
+            request.start()
         first, info = self.requests[0], self.target.info
         if captured is not None:
             self.runner = captured.runner(self.eager, max(request.sequence.max_length for request in self.requests))
@@ -104,13 +101,21 @@ class Batch:
         # where states over the sequence must be what `generate` has then.
         if not info.recurrent and (len(self.requests) > 1 or info.border is not None):
             self.read()
-        self._alone = info.recurrent or (streamed and first.sequence.length - first.cached > _SHORT_PROMPT)
+        # With `begins_anew` a prompt is read alike whether somebody waits for its first token or not.
+        early = first.streamed or first.traits.begins_anew
+        self._alone = info.recurrent or (early and first.sequence.length - first.cached > _SHORT_PROMPT)
+
+    def _between_pieces(self, reading: Reading) -> None:
+        """Let `reading` end the call before a piece of a prompt is read, while the slots hold those before it."""
+        self.is_settled = True
+        reading()
+        self.is_settled = False
 
     def _give_states(self, states: Sequence[torch.Tensor]) -> None:
         """Give each drafter the hidden states (n, states * hidden) of the next piece of its prompt."""
         for request, own in zip(self.requests, states, strict=True):
             try:
-                request.start(self.target).drafter.read_prompt(own)
+                request.start().drafter.read_prompt(own)
             except Exception as error:
                 request.fail(error)
 
@@ -128,6 +133,7 @@ class Batch:
         self.pacer.share([len(sequence) for sequence in sequences])
         drafts = self._draft([] if alone else active)
         clock.lap("retrieve")
+        self.is_settled = False
         verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
         accepted = [list[int]() for _ in drafts]
@@ -143,6 +149,7 @@ class Batch:
         finally:  # should a processor or criterion raise, the cache is that of plain decoding up to there
             if not alone:  # the first token waits for no copies
                 self.runner.keep(verified, accepted)
+        self.is_settled = True
         clock.lap("update cache")
         if verified.prompt_states:
             self._give_states(verified.prompt_states)
@@ -155,7 +162,7 @@ class Batch:
         proposals, paces = dict[int, Draft](), list[Pace]()
         for row in active:
             try:
-                proposals[row], pace = self.requests[row].draft(self.target, self.pacer)
+                proposals[row], pace = self.requests[row].draft(self.pacer)
                 paces.append(pace)
             except Exception as error:
                 self.requests[row].fail(error)
@@ -181,21 +188,20 @@ class Batch:
         """
         steps: list[Step] = []
         for row in active:
-            request, draft = self.requests[row], drafts[row]
+            request, draft, path = self.requests[row], drafts[row], accepted[row]
             if request.error is not None:
                 continue
             try:
                 if at_once is not None:
-                    step = at_once.step(row, request.sequence.append, accepted[row])
+                    step = at_once.step(row, request.sequence.append, path)
                 else:
                     own = verified.logits[row, : len(draft)]
-                    step = accept_walk(draft, own, request.sequence.append, request.selector, row, accepted[row])
-                accepted[row] = step.accepted
+                    step = accept_walk(draft, own, request.sequence.append, request.selector, row, path)
             except Exception as error:
                 request.fail(error)
                 continue
             finally:
-                request.selector.sampled(len(accepted[row]))
+                request.selector.sampled(len(path))
             if verified.states is not None:
                 step = replace(step, states=verified.states[row, : len(draft)])
             steps.append(step)
@@ -258,6 +264,19 @@ class Batch:
         self._states = _states_read(self.target, self.requests)
         self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
 
+    # After the last step
+
+    def keep_prefix(self, row: int, tokens: int) -> None:
+        """Keep the slots of the first `tokens` tokens of a sequence but the last in its prefix cache, if it has one."""
+        request = self.requests[row]
+        if request.hints.prefixes is not None:
+            request.hints.prefixes.keep(request.sequence.on_host[:tokens], self.runner.cache, row)
+
+    def keep_all_read(self) -> None:
+        """Keep in its prefix cache what was read of the only sequence, unless a pass has failed."""
+        if self.is_settled:
+            self.keep_prefix(0, self.runner.cache.length + 1)
+
     def give_back(self) -> None:
         """Leave in the cache that the batch began with all tokens of each sequence but the last."""
         self.runner.give_back([request.sequence.length - 1 for request in self.requests])
@@ -265,12 +284,8 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """How the requests of a call are decoded."""
+    """How the requests of a call are decoded together."""
 
-    streamed: bool = False
-    """Whether the pass over a long prompt verifies no draft, so that the first token comes early."""
-    reading: Reading | None = None
-    """Called before each piece of a prompt; it may raise."""
     after_pass: Callable[[], None] | None = None
     """Called after every forward pass; it may end sequences."""
     keeps_all: bool = True
@@ -281,44 +296,28 @@ class Run:
     """Whether the cache holds all but the last token of each sequence afterwards; else its contents are unspecified."""
 
 
-def requests_of(
-    target: Target,
-    sequences: list[TokenSequence],
-    selectors: list[TokenSelector],
-    drafter: Drafter,
-    stats: Stats,
-    cached: list[int],
-    hints: Hints = NO_HINTS,
-) -> list[Request]:
-    """Return the requests of one call: `cached[row]` tokens of each sequence are in its cache; `hints` are those of
-    every sequence.
-    """
-    timed = target.processes < 2 and not drafter.traits.begins_anew
-    return [
-        Request(sequence, selector, drafter, stats, count, hints, timed)
-        for sequence, selector, count in zip(sequences, selectors, cached, strict=True)
-    ]
-
-
 def decode(
-    target: Target, requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = EAGER
+    requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = EAGER
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
-    requests have one drafter and one `Stats`.
+    requests have one model, one drafter and one `Stats`.
 
-    `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached` tokens of each request. `backend` makes
-    the forward passes behind the prompts; other threads' calls wait for a step where a pass changes the model.
+    `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached` tokens of each request. A lone request
+    with a prefix cache begins with what that holds instead. `backend` makes the forward passes behind the prompts;
+    other threads' calls wait for a step where a pass changes the model.
     """
-    run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
-    turn = target.turns()
+    run, target, stats, fixed = run or Run(), requests[0].target, requests[0].stats, requests[0].traits.begins_anew
+    turn, prefixes = target.turns(), requests[0].hints.prefixes if len(requests) == 1 else None
+    if prefixes is not None:
+        cache = requests[0].take_prefix() or cache
     with ExitStack() as ending:
         captured = None if backend is EAGER else ending.enter_context(backend.captured(target, cache, fixed))
-        target = target.unmeasured() if fixed else target
         pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
-        streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
+        batch = Batch(list(requests), pacer, cache, clock)
+        if prefixes is not None:
+            ending.callback(batch.keep_all_read)
         with turn():
-            batch = Batch(target, list(requests), pacer, cache, clock, run.reading)
-            batch.begin(captured, streamed)
+            batch.begin(captured)
         ending.callback(pacer.keep)
         for request in requests:
             ending.callback(request.finish)

@@ -24,8 +24,7 @@ import torch
 from .._util.device import synchronize
 from ..model.backend import EAGER, Backend
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache
-from ..model.prefill import Reading, piece_of
+from ..model.prefill import piece_of
 from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch
@@ -56,8 +55,6 @@ class _Joining:
 
     batch: Batch
     on_step: OnStep
-    streamed: bool
-    """Whether a client waits for the first token."""
 
     @property
     def request(self) -> Request:
@@ -73,21 +70,17 @@ class _Joining:
 
     def take_prefix(self) -> None:
         """Begin with what the prefix cache holds; others may have cached the beginning of the request meanwhile."""
-        request, prefixes = self.request, self.request.hints.prefixes
-        if prefixes is None or request.cached:
-            return
         try:
-            cache, request.cached = prefixes.take(request.sequence.on_host)
-            self.batch.eager.cache = cache
-            request.stats.cached_tokens += request.cached
+            if (cache := self.request.take_prefix()) is not None:
+                self.batch.eager.cache = cache
         except Exception as error:
-            request.fail(error)
+            self.request.fail(error)
 
     def is_given_up(self) -> bool:
         """Whether it failed or was cancelled."""
-        if self.batch.eager.reading is not None:
+        if self.request.reading is not None:
             try:
-                self.batch.eager.reading()
+                self.request.reading()
             except Exception as error:
                 self.request.fail(error)
         return self.request.error is not None
@@ -125,26 +118,15 @@ class RunningBatch:
         """All requests: running ones, then those whose prompts are being prefilled."""
         return [*self._callbacks, *(joining.request for joining in self._joining)]
 
-    def join(
-        self,
-        request: Request,
-        on_step: OnStep,
-        cache: TreeCache | None = None,
-        streamed: bool = True,
-        reading: Reading | None = None,
-    ) -> None:
+    def join(self, request: Request, on_step: OnStep) -> None:
         """Add a request from the next step on. `on_step` is called with each of its steps, before learning from it.
-
-        `cache` holds the first `request.cached` of its tokens. With `streamed` a client waits for the first token.
-        `reading` is called before each step while the prompt is prefilled, and ends the request if it raises. Raises
-        ValueError for a drafter whose drafts, or hidden states, cannot share passes with those of the others.
+        Raises ValueError for a drafter whose drafts, or hidden states, cannot share passes with those of the others.
         """
         if request.traits.begins_anew:
             raise ValueError(
                 f"{request.drafter.describe()} needs forward passes of its own: in 16 bits those of other requests in "
                 "a pass decide how it is rounded; decode it alone, or without reproducible=True"
             )
-        cache = self.target.new_cache() if cache is None else cache
         needed = request.traits.states_read(self.target)
         for theirs in (other.traits.states_read(self.target) for other in self.requests):
             if needed and theirs and needed != theirs:
@@ -157,8 +139,8 @@ class RunningBatch:
             self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
         clock = Clock(request.stats, self.target.device)
-        batch = Batch(self.target, [request], self._pacer, cache, clock, reading)
-        self._joining.append(_Joining(batch, on_step, streamed))
+        batch = Batch([request], self._pacer, self.target.new_cache(), clock)
+        self._joining.append(_Joining(batch, on_step))
 
     def leave(self, request: Request, error: Exception) -> None:
         """End a request early; the next step returns it."""
@@ -253,7 +235,7 @@ class RunningBatch:
         """Make the first step of a request alone; then let it join the others."""
         batch, request = joining.batch, joining.request
         batch.clock.restart()
-        batch.begin(self._captured if self._batch is None else None, joining.streamed)
+        batch.begin(self._captured if self._batch is None else None)
         if _step(batch, [joining.on_step]):
             _keep_prefix(batch, 0, request.sequence.length)
         if not request.active:
@@ -303,10 +285,8 @@ def _step(batch: Batch, callbacks: Sequence[OnStep]) -> list[int]:
 
 
 def _keep_prefix(batch: Batch, row: int, tokens: int) -> None:
-    """Keep the slots of the first `tokens` tokens of a sequence but the last in the prefix cache, if there is one."""
-    request = batch.requests[row]
-    if request.hints.prefixes is not None:
-        try:
-            request.hints.prefixes.keep(request.sequence.on_host[:tokens], batch.runner.cache, row)
-        except Exception as error:
-            request.fail(error)
+    """As `Batch.keep_prefix`; an error ends the request alone."""
+    try:
+        batch.keep_prefix(row, tokens)
+    except Exception as error:
+        batch.requests[row].fail(error)

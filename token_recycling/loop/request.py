@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from .._util.device import derived_generator, random_state, set_random_state
-from ..drafters._base import Drafter, DrafterTraits
+from ..drafters._base import Drafter
 from ..model.origin import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
@@ -33,6 +33,8 @@ from .stats import Stats
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
     from ..grammar.state import State
+    from ..model.kv_cache import TreeCache
+    from ..model.prefill import Reading
     from ..model.prefixes import Prefixes
     from ..trees.packed import PackedTrees
 
@@ -275,51 +277,56 @@ class Hints:
 NO_HINTS = Hints()
 
 
-@dataclass(eq=False)
 class Request:
     """State of one request: its tokens, how they are selected, its drafter and statistics."""
 
-    sequence: TokenSequence
-    selector: TokenSelector
-    drafter: Drafter
-    stats: Stats
-    cached: int = 0
-    """Tokens of it in the cache before the prompt is read, from slot 0 on."""
-    hints: Hints = NO_HINTS
-    """Prefix cache, predicted output and limit."""
-    timed: bool = True
-    """Whether a clock may decide what is drafted: not where drafts must be the same in every run or process."""
-    isolated: bool = False
-    """Whether an error of its processors, criteria or drafter ends this request alone."""
-    error: Exception | None = field(default=None, init=False)
-    """The error that ended it early, if one did."""
-    pace: Pace | None = field(default=None, init=False)
-    """Its drafter, and how it drafts; None until started."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a cache that holds the last token too, the root of the first draft."""
-        if self.cached >= self.sequence.length:
+    def __init__(
+        self,
+        target: Target,
+        sequence: TokenSequence,
+        selector: TokenSelector,
+        drafter: Drafter,
+        stats: Stats,
+        cached: int = 0,
+        hints: Hints = NO_HINTS,
+        streamed: bool = False,
+        reading: Reading | None = None,
+    ) -> None:
+        """`cached` tokens of the sequence are in the cache before the prompt is read, from slot 0 on. `streamed`:
+        somebody waits for the first token, so that the pass over a long prompt verifies no draft. `reading` is called
+        before each piece of the prompt, and ends the request if it raises. Raises ValueError if the last token is
+        cached too, the root of the first draft.
+        """
+        if cached >= sequence.length:
             raise ValueError(
-                f"the cache must hold fewer tokens than the {self.sequence.length} given, got {self.cached}; "
+                f"the cache must hold fewer tokens than the {sequence.length} given, got {cached}; "
                 "pass all tokens so far"
             )
-        self.traits: DrafterTraits = self.drafter.traits
+        self.sequence, self.selector, self.drafter, self.stats = sequence, selector, drafter, stats
+        self.cached, self.hints, self.traits = cached, hints, drafter.traits
+        self.streamed, self.reading = streamed, reading
+        self.target = target.unmeasured() if self.traits.begins_anew else target
+        """The model that decodes it."""
+        self.isolated = False
+        """Whether an error of its processors, criteria or drafter ends this request alone."""
+        self.error: Exception | None = None
+        """The error that ended it early, if one did."""
+        self.pace: Pace | None = None
+        """Its drafter, and how it drafts; None until started."""
         self.constraint: Constraint | None = None
         """The grammar that constrains it, if a processor of a known library does."""
-        if self.selector.processors:
+        if selector.processors:
             from ..grammar.constraint import constraint_of
 
+            # No clock decides what is drafted where drafts must be the same in every run or process.
+            timed = target.processes < 2 and not self.traits.begins_anew
             self.constraint = constraint_of(
-                self.selector.processors,
-                self.sequence.padded,
-                self.sequence.length,
-                self.timed,
-                self.traits.grammar_statistics,
+                selector.processors, sequence.padded, sequence.length, timed, self.traits.grammar_statistics
             )
         self.draft_generator: torch.Generator | None = None
         """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
-        if self.traits.samples and self.selector.sample:
-            self.draft_generator = derived_generator(self.sequence.padded.device, self.selector.generator)
+        if self.traits.samples and selector.sample:
+            self.draft_generator = derived_generator(sequence.padded.device, selector.generator)
 
     @property
     def active(self) -> bool:
@@ -332,23 +339,35 @@ class Request:
             raise error
         self.error = error
 
-    def start(self, target: Target) -> Pace:
+    def take_prefix(self) -> TreeCache | None:
+        """Return a cache with the beginning of the sequence, as far as the prefix cache has it; None without a prefix
+        cache, or where a beginning is cached already.
+        """
+        prefixes = self.hints.prefixes
+        if prefixes is None or self.cached:
+            return None
+        cache, self.cached = prefixes.take(self.sequence.on_host)
+        self.stats.cached_tokens += self.cached
+        return cache
+
+    def start(self) -> Pace:
         """Start its drafter, unless it was; return how that drafts."""
         if self.pace is None:
-            drafter = self.drafter.start(self.sequence.on_host.to(target.device, copy=True), target)
+            prompt = self.sequence.on_host.to(self.target.device, copy=True)
+            drafter = self.drafter.start(prompt, self.target)
             if self.hints.prediction is not None:
                 drafter.predict(self.hints.prediction)
             self.pace = Pace(drafter, self.traits.nodes)
         return self.pace
 
-    def draft(self, target: Target, pacer: Pacer) -> tuple[Draft, Pace]:
+    def draft(self, pacer: Pacer) -> tuple[Draft, Pace]:
         """Return a draft within the grammar, the length limits and the hints, and how its drafter drafts. Raises
         ValueError for a root that is not the newest token.
         """
-        pace, sequence, limit = self.pace or self.start(target), self.sequence, target.max_length
+        pace, sequence, limit = self.pace or self.start(), self.sequence, self.target.max_length
         remaining = max(1, sequence.max_length - sequence.columns)  # at least one, as in `generate`
         state = None if self.constraint is None else self.constraint.at(sequence.on_host.numpy())
-        draft = self._proposal(target, pacer, pace, state, remaining)
+        draft = self._proposal(pacer, pace, state, remaining)
         if self.constraint is not None and not self.traits.within_grammars:
             draft = self.constraint.fitted(draft, remaining)
         depth = remaining - 1 if limit is None else max(0, min(remaining - 1, limit - sequence.length))
@@ -356,15 +375,15 @@ class Request:
             draft = draft.cut(depth)
         if self.hints.nodes is not None:
             draft = draft.most_probable(1 + self.hints.nodes)
-        return draft if target.info.branches else draft.first_branch(), pace
+        return draft if self.target.info.branches else draft.first_branch(), pace
 
-    def _proposal(self, target: Target, pacer: Pacer, pace: Pace, state: State | None, remaining: int) -> Draft:
+    def _proposal(self, pacer: Pacer, pace: Pace, state: State | None, remaining: int) -> Draft:
         """Return the draft of the drafter, with `remaining` tokens to emit; a lone root where drafting is disabled."""
         budget, on_host = pacer.budget(pace, state is not None), self.sequence.on_host
         newest = int(on_host[-1])
         if budget is None:
             return Draft.chain([newest])
-        tokens = on_host if self.traits.on_host else self.sequence.tokens.to(target.device)
+        tokens = on_host if self.traits.on_host else self.sequence.tokens.to(self.target.device)
         warp, began = self.selector.warp if self.selector.sample else None, now()
         draft = pace.drafter.draft(Context(tokens, remaining, warp, state, self.draft_generator, budget))
         pace.seconds = now() - began

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
 from ..hf.acceleration import Acceleration, view
-from ..hf.call import GenerateCall, Output, beginnings, run_call
+from ..hf.call import GenerateCall, Output, requests_of, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.request import NO_HINTS, Hints, Request
 from ..loop.stats import Stats
@@ -88,16 +88,14 @@ class DecodingThread:
         alone = drafter.traits.begins_anew or call.target is not self.target or mixes_sequences(call.target)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(call, drafter, stats, backend, hints, generator)
-        (sequence,), (selector,) = beginnings(call, generator)
-        request, streamer = Request(sequence, selector, drafter, stats, hints=hints), call.streamer
+        (request,) = requests_of(call, drafter, stats, [0], hints, generator)
+        sequence = request.sequence
         ended: Future[None] = Future()
 
         def join() -> None:
             if self._ended:
                 raise RuntimeError("DecodingThread is closed; make another one")
-            self._batch.join(
-                request, lambda step: call.put(sequence), streamed=streamer is not None, reading=call.reading
-            )
+            self._batch.join(request, lambda step: call.put(sequence))
             self._waiting[request] = ended
 
         self.between_steps(join).result()
@@ -105,8 +103,8 @@ class DecodingThread:
             ended.result()
         finally:
             call.put(sequence)  # of a step that an error ended, what was chosen before
-        if streamer is not None:
-            streamer.end()
+        if call.streamer is not None:
+            call.streamer.end()
         return sequence.padded
 
     def _decode(self) -> None:
