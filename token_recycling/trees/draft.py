@@ -130,8 +130,10 @@ class Draft(Tree):
         probabilities: Array | None = None,
         sampled_from: Mapping[int, torch.Tensor] | None = None,
     ) -> Draft:
-        """Return the draft of nodes in any order in which parents come before their children."""
-        order = by_depth(parents)
+        """Return the draft of nodes in any order in which parents come before their children; nodes of one depth keep
+        their order.
+        """
+        order = np.argsort(_depths(np.asarray(parents).tolist()), kind="stable")
         places = np.full(len(order) + 1, -1)  # the last entry is the root's parent
         places[order] = np.arange(len(order))
         ordered = None if probabilities is None else _on_host(probabilities, np.float32)[order]
@@ -277,13 +279,6 @@ def star(nodes: int) -> np.ndarray:
     parents = np.zeros(nodes, np.int64)
     parents[0] = -1
     return parents
-
-
-def by_depth(parents: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return nodes (n,) int64 in order of depth, those of one depth as they come; `parents` names nodes that come
-    before their children.
-    """
-    return np.argsort(_depths(np.asarray(parents).tolist()), kind="stable")
 
 
 def _depths(parents: list[int]) -> list[int]:

@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 
 from ...trees.best_first import best_first
-from ...trees.draft import Budget, Draft, by_depth
+from ...trees.draft import Budget, Draft
 
 
 class Graph:
@@ -120,7 +120,7 @@ class Graph:
         Of a graph with sampled tokens all nodes are on their own paths; at most `nodes` may have been drafted. Copies
         fill up the rest, and count as chosen.
         """
-        origins, parents, values, crossed = [0], [-1], [1.0], [False]
+        origins, parents, depths, values, crossed = [0], [-1], [0], [1.0], [False]
 
         def children(place: int) -> Iterator[tuple[float, tuple[int, bool]]]:
             across = crossed[place] or origins[place] in self.merged
@@ -131,9 +131,11 @@ class Graph:
         for parent, _, (child, across) in islice(best_first(children), nodes):
             origins.append(child)
             parents.append(parent)
+            depths.append(depths[parent] + 1)
             values.append(values[parent] * self.shares[child])
             crossed.append(across)
-        self.copied = frozenset(place for place, node in enumerate(by_depth(parents).tolist()) if crossed[node])
+        order = sorted(range(len(depths)), key=depths.__getitem__)  # as in the draft
+        self.copied = frozenset(place for place, node in enumerate(order) if crossed[node])
         return Draft.of(
             [self.tokens[node] for node in origins],
             parents,
