@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,19 +60,6 @@ class Recycling(Drafter, Options):
     matrix: NgramMatrix | None = field(default=None, init=False)
     """What was learned; made with the first sequence."""
 
-    @property
-    def traits(self) -> DrafterTraits:
-        return DrafterTraits(
-            on_host=True,
-            nodes=self._nodes,
-            assumed_nodes=_UNLEARNED,
-            top_k=self.k,
-            predictions=self.suffix,
-            within_grammars=self.template is None,
-            grammar_statistics=self.grammar_statistics,
-            reproducible=True,
-        )
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grammar_statistics = GrammarStatistics()
@@ -80,8 +67,20 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
-        self._nodes, self._size = nodes_of(self.tree, self.template), size_in_words(self.tree, self.template)
         self._making = Lock()
+
+    @cached_property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(
+            on_host=True,
+            nodes=nodes_of(self.tree, self.template),
+            assumed_nodes=_UNLEARNED,
+            top_k=self.k,
+            predictions=self.suffix,
+            within_grammars=self.template is None,
+            grammar_statistics=self.grammar_statistics,
+            reproducible=True,
+        )
 
     def warm_up(self, device: torch.device) -> None:
         warm_up(device)
@@ -101,13 +100,8 @@ class Recycling(Drafter, Options):
         another vocabulary, as after `resize_token_embeddings`, it is an empty one.
         """
         if self.matrix is None or self.matrix.vocab_size != target.vocab_size:
-            with self._making:
-                matrix = fitting(self.matrix, target.vocab_size)
-                if matrix is None:
-                    matrix = self.new_matrix(target.vocab_size)
-                    if self.warmed:
-                        self._load_warmed(matrix, target)
-                self.matrix = matrix
+            with self._making:  # unless another thread has made it meanwhile
+                self.matrix = fitting(self.matrix, target.vocab_size) or self._first_matrix(target)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "
@@ -121,7 +115,11 @@ class Recycling(Drafter, Options):
         """
         return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{self.k}-{self.orders}.safetensors"
 
-    def _load_warmed(self, matrix: NgramMatrix, target: Target) -> None:
+    def _first_matrix(self, target: Target) -> NgramMatrix:
+        """Return an empty matrix, or one of what the target taught before."""
+        matrix = self.new_matrix(target.vocab_size)
+        if not self.warmed:
+            return matrix
         path = self.warmed_file(target)
         if not path.exists():
             raise ValueError(
@@ -129,16 +127,12 @@ class Recycling(Drafter, Options):
                 "run `token-recycling warm MODEL` first, or leave out warmed=true"
             )
         matrix.load(path)
+        return matrix
 
     def describe(self) -> str:
-        parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
-        sources = {
-            "suffix": self.suffix,
-            "earlier outputs": self.history,
-            "warmed": self.warmed,
-        }
-        parts += [name for name, value in sources.items() if value]
-        return f"recycling: tree {self._size}; {', '.join(parts)}"
+        sources = {"suffix": self.suffix, "earlier outputs": self.history, "warmed": self.warmed}
+        parts = [f"{self.k} candidates", f"contexts of {self.orders}", *(name for name in sources if sources[name])]
+        return f"recycling: tree {size_in_words(self.tree, self.template)}; {', '.join(parts)}"
 
 
 class RecyclingSequence(SequenceDrafter):
