@@ -33,15 +33,18 @@ def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] |
             describe(vars(value), values, objects, seen)
     elif issubclass(cls, _CONTAINERS) and not issubclass(cls, torch.nn.Module):
         values += (cls, len(value))
-        if id(value) in seen:
-            return  # it holds itself
-        seen.add(id(value))
-        for item in sorted(value, key=repr) if issubclass(cls, (set, frozenset)) else list(value):
-            describe(item, values, objects, seen)
-        if issubclass(cls, Mapping):
-            for item in list(value.values()):
+        if id(value) not in seen:  # else it holds itself
+            seen.add(id(value))
+            for item in _items_of(value):
                 describe(item, values, objects, seen)
-        seen.discard(id(value))
+            seen.discard(id(value))
     else:
         values.append(cls)
         objects.append(value)
+
+
+def _items_of(container: Any) -> list[Any]:
+    """Return what a container holds, in the same order for equal ones of a type."""
+    if isinstance(container, (set, frozenset)):
+        return sorted(container, key=repr)
+    return [*container, *container.values()] if isinstance(container, Mapping) else [*container]

@@ -39,19 +39,7 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
     Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError where a model has
     no such layers, or they are compiled.
     """
-    path, layers = decoder_layers(model)
-    *above, _ = path.split(".")
-    decoder = model.get_submodule(".".join(above))
-    if any(not 0 <= number <= len(layers) for number in numbers):
-        raise NoHiddenStatesError(
-            f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(numbers)}; choose a drafter that "
-            "was made for this model"
-        )
-    if any(is_compiled(model.get_submodule(".".join(above[:depth]))) for depth in range(1, len(above) + 1)):
-        raise NoHiddenStatesError(
-            f"the layers of {type(model).__name__} are compiled and their hidden states cannot be read; load it "
-            "without torch.compile, or choose a drafter that needs no hidden states"
-        )
+    decoder, layers = _readable_layers(model, numbers)
     seen: list[torch.Tensor] = []
     entered: dict[int, torch.Tensor] = {}
     thread = threading.get_ident()
@@ -83,6 +71,27 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _readable_layers(
+    model: PreTrainedModel, numbers: Sequence[int]
+) -> tuple[torch.nn.Module, Sequence[torch.nn.Module]]:
+    """Return the decoder of a model and its layers; raise NoHiddenStatesError where hooks cannot read the hidden states
+    of these numbers.
+    """
+    path, layers = decoder_layers(model)
+    *above, _ = path.split(".")
+    if any(not 0 <= number <= len(layers) for number in numbers):
+        raise NoHiddenStatesError(
+            f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(numbers)}; choose a drafter that "
+            "was made for this model"
+        )
+    if any(is_compiled(model.get_submodule(".".join(above[:depth]))) for depth in range(1, len(above) + 1)):
+        raise NoHiddenStatesError(
+            f"the layers of {type(model).__name__} are compiled and their hidden states cannot be read; load it "
+            "without torch.compile, or choose a drafter that needs no hidden states"
+        )
+    return model.get_submodule(".".join(above)), [*layers]
 
 
 def shallow_copy(module: torch.nn.Module) -> Any:

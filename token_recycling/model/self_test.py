@@ -83,15 +83,7 @@ def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
 
 def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
     """Try a model for which `info` names no reason against it; never raises for a model."""
-    length, began = _LENGTH, time.perf_counter()
-    notes: tuple[str, ...] = ()
-    windows = [reach.size for reach in info.layers.values() if reach.kind != "full"]
-    if windows and max(windows) < _LONGEST_WINDOW:
-        length += max(windows)
-    elif windows:
-        notes = (f"the self-test's {length} tokens do not cross the window of {max(windows)}",)
-    while length > 1 and not info.fits(length - 1, len(_TREE)):
-        length -= 1
+    length, notes, began = *_tested_length(info), time.perf_counter()
     try:
         target = Target(model)
         text = random_tokens(target, length)
@@ -99,7 +91,7 @@ def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
         if cache.states is not None:
             prefill(target, [text], cache)
             size = cache.states.nbytes / 1e6
-            notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
+            notes += (f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB",)
         parents = _TREE if info.branches else branch(1 + len(_TREE))
         trees, scale = largest_difference(target, text, parents)
         left = 2 * (time.perf_counter() - began)
@@ -125,6 +117,21 @@ def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
             f"{info.model} does not follow the mask or the positions it is given"
         )
     return Verdict(reason, difference, notes)
+
+
+def _tested_length(info: ModelInfo) -> tuple[int, tuple[str, ...]]:
+    """Return how many tokens the test's sequence has, more than short windows and fewer than a border of the model; and
+    notes of what it does not reach.
+    """
+    length, notes = _LENGTH, tuple[str, ...]()
+    window = max((reach.size for reach in info.layers.values() if reach.kind != "full"), default=0)
+    if window < _LONGEST_WINDOW:
+        length += window
+    else:
+        notes = (f"the self-test's {length} tokens do not cross the window of {window}",)
+    while length > 1 and not info.fits(length - 1, len(_TREE)):
+        length -= 1
+    return length, notes
 
 
 @torch.no_grad()

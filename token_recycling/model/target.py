@@ -267,6 +267,8 @@ class TreeInputs:
 
     def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
         self._info, self._device, self._dtype = info, device, dtype
+        self._sees_all = all(reach == Reach() for reach in info.layers.values())
+        """Whether no layer has a window or chunks."""
 
     def of(
         self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
@@ -295,7 +297,8 @@ class TreeInputs:
         depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
         ancestors = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
         ancestors[m:, m:] = self._sent(draft.ancestors)
-        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), ancestors, depths, cached)
+        tokens = torch.cat([unread, self._sent(draft.tokens)])
+        return PassInputs(tokens[None], self._masks(ancestors, depths, cached), (depths + cached)[None])
 
     def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
         """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
@@ -333,7 +336,7 @@ class TreeInputs:
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
         """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
         n, nodes = ancestors.shape
-        if all(reach == Reach() for reach in self._info.layers.values()):
+        if self._sees_all:
             mask = _zeros((1, 1, n, length + nodes), self._dtype, self._device)
             mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self._dtype).min)
             return mask
