@@ -67,6 +67,7 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
+        self._size = size_in_words(self.tree, self.template)
         self._making = Lock()
 
     @cached_property
@@ -132,7 +133,7 @@ class Recycling(Drafter, Options):
     def describe(self) -> str:
         sources = {"suffix": self.suffix, "earlier outputs": self.history, "warmed": self.warmed}
         parts = [f"{self.k} candidates", f"contexts of {self.orders}", *(name for name in sources if sources[name])]
-        return f"recycling: tree {size_in_words(self.tree, self.template)}; {', '.join(parts)}"
+        return f"recycling: tree {self._size}; {', '.join(parts)}"
 
 
 class RecyclingSequence(SequenceDrafter):

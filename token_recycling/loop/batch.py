@@ -26,7 +26,6 @@ from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
 from ..model.runner import EagerRunner, Pass, Runner
-from ..model.target import Target
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
 from .pacer import Clock, Pace, Pacer
@@ -56,7 +55,7 @@ class Batch:
         """Reads the prompts."""
         self.runner: Runner = self.eager
         """Owns the slots of the sequences, in the order of the requests."""
-        self._states = _states_read(self.target, requests)
+        self._states = _states_read(requests)
         """Numbers of the hidden states that drafters need."""
         self.is_settled = True
         """Whether the slots are those of tokens of the sequences, as between two passes."""
@@ -201,7 +200,8 @@ class Batch:
                 request.fail(error)
                 continue
             finally:
-                request.selector.sampled(len(path))
+                if at_once is not None:  # whose tokens were all sampled beforehand
+                    request.selector.sampled(len(path))
             if verified.states is not None:
                 step = replace(step, states=verified.states[row, : len(draft)])
             steps.append(step)
@@ -255,13 +255,13 @@ class Batch:
         (request,) = other.requests
         self.runner.join(other.eager, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
-        self._states = _states_read(self.target, self.requests)
+        self._states = _states_read(self.requests)
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
-        self._states = _states_read(self.target, self.requests)
+        self._states = _states_read(self.requests)
         self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
 
     # After the last step
@@ -359,7 +359,8 @@ def rows_left(requests: list[Request], finished: Collection[Request]) -> list[in
     return order
 
 
-def _states_read(target: Target, requests: list[Request]) -> tuple[int, ...]:
+def _states_read(requests: list[Request]) -> tuple[int, ...]:
     """Return the numbers of the hidden states that drafters of a batch need: all that need some need the same ones."""
-    states = (request.traits.states_read(target) for request in requests if request.traits.states is not None)
+    needs = ((request.traits, request.target) for request in requests)
+    states = (traits.states_read(target) for traits, target in needs if traits.states is not None)
     return max(states, key=len, default=())
