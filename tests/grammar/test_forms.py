@@ -15,7 +15,7 @@ from support.byte_grammars import admits, byte_tokenizer, random_output
 from support.strategies import fuzz
 
 from token_recycling.grammar.compile import compiled
-from token_recycling.grammar.patterns import translated
+from token_recycling.grammar.json_schema.patterns import translated
 
 TOKENIZER = byte_tokenizer()
 CHARACTERS = [*"ab&[]:~-+,^_ .$<>/|(#A1B", "é", "٣", "\n", "\r", "\t", "\u2028", "\u00a0", "\ufeff", "\u0085"]

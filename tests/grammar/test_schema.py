@@ -17,7 +17,9 @@ from support.byte_grammars import admits, byte_tokenizer, random_output
 from support.strategies import fuzz
 
 from token_recycling.grammar.compile import compiled
-from token_recycling.grammar.schema import MAX_DEPTH, UnenforceableError, enforceable
+from token_recycling.grammar.json_schema.enforce import enforceable
+from token_recycling.grammar.json_schema.unenforced import UnenforceableError
+from token_recycling.grammar.json_schema.walk import MAX_DEPTH
 
 TOKENIZER = byte_tokenizer()
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from . import ebnf, patterns
+from . import ebnf
 from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
-from .json_values import Schema
-from .schema import UnenforceableError, Unenforced
+from .json_schema import patterns
+from .json_schema.json_values import Schema
+from .json_schema.unenforced import UnenforceableError, Unenforced
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._util.text_stream import one_line
-from . import ebnf, patterns
-from .json_values import Schema
+from . import ebnf
+from .json_schema import patterns
+from .json_schema.enforce import Enforceable, enforceable
+from .json_schema.json_values import Schema
+from .json_schema.unenforced import UnenforceableError, Unenforced
 from .masks import words_of
-from .schema import Enforceable, UnenforceableError, Unenforced, enforceable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -36,7 +38,7 @@ states of its lexer (one to two kB each).
 MAX_AMBIGUITY = 500
 """Items in a row of the parser for grammars that users write: time grows with the third power of it."""
 MAX_CHARACTERS = 1_000_000
-"""Longest regular expression or grammar; schemas are limited by `schema.MAX_NODES`."""
+"""Longest regular expression or grammar; schemas are limited by `json_schema.walk.MAX_NODES`."""
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written: where any whitespace may follow, a model may emit spaces for ever."""
 OPTIONS = {"json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}

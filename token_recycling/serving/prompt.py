@@ -23,8 +23,8 @@ from jinja2 import TemplateError
 
 from .._util.text_stream import one_line
 from ..grammar.calls import Calls, Function
-from ..grammar.disjoint import Comparison
-from ..grammar.references import References
+from ..grammar.json_schema.disjoint import Comparison
+from ..grammar.json_schema.references import References
 from ..model.loading import Loaded
 from .conversation import Message, Part, joined
 from .errors import ApiError

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from .json_values import at_pointer, escaped
+from .keywords import SINCE
 
 
 class References:
@@ -23,10 +24,13 @@ class References:
         named = re.search(r"/draft[-/](0[0-7]|20[0-9]{2}-[0-9]{2})/", dialect) if isinstance(dialect, str) else None
         return named[1] if named else "2020-12"
 
-    @cached_property
-    def hide_siblings(self) -> bool:
-        """Whether `$ref` hides the keywords beside it, as before draft 2019-09."""
-        return self.draft < "2019-09"
+    def knows(self, keyword: str) -> bool:
+        """Whether the draft has a keyword."""
+        return self.draft >= SINCE.get(keyword, "")
+
+    def effective(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the keywords of a schema that count: before draft 2019-09, `$ref` hides those beside it."""
+        return {"$ref": schema["$ref"]} if self.draft < "2019-09" and "$ref" in schema else schema
 
     def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
         """Return the place that a reference within a resource names, and its resource; None if there is none."""

@@ -52,6 +52,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value is a number of characters, items or properties."""
+    return is_number(value) and value >= 0 and value == int(value) and value < 2**32
+
+
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)

@@ -47,9 +47,8 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
         return False
     if not all(_can_end(part, ending) for part in schema.get("allOf", ())):
         return False
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema and not any(_can_end(part, ending) for part in schema[keyword]):
-            return False
+    if "anyOf" in schema and not any(_can_end(part, ending) for part in schema["anyOf"]):
+        return False
     if schema.get("type") in ("object", ["object"]):
         properties, required = schema.get("properties", {}), schema.get("required", ())
         others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)]

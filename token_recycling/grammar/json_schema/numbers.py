@@ -5,9 +5,11 @@ each remainder of a division.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any, NamedTuple
 
-from .json_values import DIGITS
+from .json_values import DIGITS, is_number
 
 _LARGEST = 2**63 - 1024
 """The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one."""
@@ -23,15 +25,38 @@ LARGEST_MULTIPLE = 2**48
 """Largest number that is written as a multiple of a fraction: float64 keeps five binary places of it, which is as many
 as a step of `_MAX_REMAINDERS` has.
 """
+TOO_LARGE = 2**63
+"""Least of the limits that llguidance does not read."""
+EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
+LOWER = ("minimum", "exclusiveMinimum")
 
 
-def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float:
-    """Return a limit that numbers may reach for one that they may not where it is `exclusive`.
+class Limit(NamedTuple):
+    """A limit of numbers on one side."""
 
-    It is no weaker than `value`, and has `DIGITS` digits: llguidance loses those of a limit after them, and a reader of
-    an output as float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are
-    integers.
+    value: float
+    exclusive: bool
+
+
+def says_how_a_limit_is_meant(keyword: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a keyword is draft 4's boolean, which says whether the limit of another keyword is exclusive."""
+    return keyword in EXCLUSIVE.values() and isinstance(schema.get(keyword), bool)
+
+
+def limit_of(keyword: str, schema: Mapping[str, Any]) -> Limit | None:
+    """Return the limit that a keyword of a schema sets; None if it sets none."""
+    if not is_number(value := schema.get(keyword)):
+        return None
+    return Limit(value, exclusive=keyword not in EXCLUSIVE or schema.get(EXCLUSIVE[keyword]) is True)
+
+
+def inclusive(limit: Limit, upward: bool, whole: bool) -> float:
+    """Return a limit that numbers may reach for one that they may not where it is exclusive.
+
+    It is no weaker, and has `DIGITS` digits: llguidance loses those of a limit after them, and a reader of an output as
+    float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are integers.
     """
+    value, exclusive = limit
     if whole:
         nearest = math.ceil(value) if upward else math.floor(value)
         if exclusive and nearest == value:
@@ -39,10 +64,10 @@ def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float
         return int(_float64(nearest, upward))
     decimal = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
     step = Decimal(1).scaleb(max(decimal.adjusted() - DIGITS + 1, -DIGITS))
-    limit = decimal.quantize(step, ROUND_CEILING if upward else ROUND_FLOOR)
-    if exclusive and limit == decimal:
-        limit += step if upward else -step
-    return int(limit) if limit == limit.to_integral_value() else float(limit)
+    rounded = decimal.quantize(step, ROUND_CEILING if upward else ROUND_FLOOR)
+    if exclusive and rounded == decimal:
+        rounded += step if upward else -step
+    return int(rounded) if rounded == rounded.to_integral_value() else float(rounded)
 
 
 def _float64(value: int, upward: bool) -> float:

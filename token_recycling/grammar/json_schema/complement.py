@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import Any
 
 from .disjoint import Comparison
-from .json_values import TYPES, Schema, at_pointer, is_number, kind_of, strings, type_of, types_named, unwritable
-from .numbers import inclusive
-from .parts import about, is_count, keywords
+from .json_values import TYPES, Schema, at_pointer, is_count, kind_of, strings, type_of, types_named, unwritable
+from .keywords import about, keywords
+from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, says_how_a_limit_is_meant
 from .patterns import excluding
 from .references import References
 
@@ -46,19 +46,19 @@ class Complements:
             return False if schema else _of_types(among, among)
         if not isinstance(schema, dict) or self._parts < 0 or depth > _MAX_DEPTH:
             return None
-        names = keywords(schema)
-        if "$ref" in names and self._references.hide_siblings:
-            names = {"$ref"}
-        excluded = (self._excluded(name, schema, among, beside, resource, depth + 1) for name in names)
-        return _all_known(either, excluded)
+        schema = self._references.effective(schema)
+        excluded = (self._excluded(name, schema, among, beside, resource, depth + 1) for name in keywords(schema))
+        return _if_known(either, excluded)
 
     def _excluded(
         self, keyword: str, schema: dict[str, Any], among: Set[str], beside: Schema, resource: str, depth: int
     ) -> Schema | None:
         """Return the schema of the values that a keyword excludes, which are of the types `among`."""
-        value, draft = schema[keyword], self._references.draft
+        value = schema[keyword]
         if (kinds := about(keyword)) and not among & {*kinds}:
             return False
+        if not self._references.knows(keyword):
+            return None
         match keyword, value:
             case "$ref", str():
                 target = self._references.resolved(value, resource)
@@ -68,10 +68,10 @@ class Complements:
                 return _of_types(among - types_named(named), among) if {*named} <= {*TYPES} else None
             case "enum", list():
                 return _other_values(value, among)
-            case "const", _ if draft >= "06":
+            case "const", _:
                 return _other_values([value], among)
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", _:
-                return _beyond(keyword, schema, among, draft)
+                return _beyond(keyword, schema, among, self._references.draft)
             case "minLength" | "minItems", _ if is_count(value):
                 return {"type": kinds[0], f"max{keyword[3:]}": int(value) - 1} if value else False
             case "maxLength" | "maxItems", _ if is_count(value):
@@ -81,23 +81,30 @@ class Complements:
             case "properties", dict():
                 at = partial(self._comparison.at, beside)
                 others = {name: self.of(part, at(name), resource, depth) for name, part in value.items()}
-                return _all_known(either, (_with_property(name, other) for name, other in others.items()))
+                return _if_known(either, (_with_property(name, other) for name, other in others.items()))
             case "additionalProperties" | "items", True:
                 return False
             case "additionalProperties", False:
                 names = self._comparison.names(beside, resource)
                 return None if names is None else _with_others(names, schema.get("properties"))
             case "anyOf" | "oneOf", list() if keyword == "anyOf" or self._comparison.exclusive(value, resource):
-                return _all_known(both, (self.of(part, beside, resource, depth) for part in value))
+                return _if_known(both, (self.of(part, beside, resource, depth) for part in value))
             case "allOf", list():
-                return _all_known(either, (self.of(part, beside, resource, depth) for part in value))
+                return _if_known(either, (self.of(part, beside, resource, depth) for part in value))
             case _:
                 return None
 
 
-def _all_known(combine: Any, schemas: Iterable[Schema | None]) -> Schema | None:
-    known = list(schemas)
-    return None if None in known else combine(known)
+def known(schemas: Iterable[Schema | None]) -> list[Schema] | None:
+    """Return some schemas, or None where one of them is unknown."""
+    schemas = list(schemas)
+    known_ones = [schema for schema in schemas if schema is not None]
+    return known_ones if len(known_ones) == len(schemas) else None
+
+
+def _if_known(combine: Callable[[Iterable[Schema]], Schema], schemas: Iterable[Schema | None]) -> Schema | None:
+    known_ones = known(schemas)
+    return None if known_ones is None else combine(known_ones)
 
 
 def _of_types(kinds: Set[str], among: Set[str]) -> Schema | None:
@@ -121,38 +128,37 @@ def _other_values(values: list[Any], among: Set[str]) -> Schema | None:
         left.append(None if pattern is None else {"type": "string", "pattern": pattern})
     if "number" in kinds:
         left += _between(sorted({value for value in values if kind_of(value) == "number"}), among)
-    return _all_known(either, left)
+    return _if_known(either, left)
 
 
 def _between(numbers: list[float], among: Set[str]) -> list[Schema | None]:
     """Return the schemas of the numbers below, between and above some."""
     if len(numbers) > _MAX_NUMBERS:
         return [None]
-    limits = [None, *((number, True) for number in numbers), None]
-    return [_range(least, most, among) for least, most in itertools.pairwise(limits)]
+    borders = [None, *(Limit(number, exclusive=True) for number in numbers), None]
+    return [_range(least, most, among) for least, most in itertools.pairwise(borders)]
 
 
 def _beyond(keyword: str, schema: dict[str, Any], among: Set[str], draft: str) -> Schema | None:
-    """Return the schema of the numbers that are beyond a limit."""
-    value, side = schema[keyword], keyword[-7:].lower()
-    exclusive = f"exclusive{side.title()}"
-    if keyword == exclusive and draft < "06":
-        return False if isinstance(value, bool) else None  # it says how the other keyword is meant
-    if not is_number(value):
+    """Return the schema of the numbers that are beyond the limit which a keyword sets."""
+    if says_how_a_limit_is_meant(keyword, schema):
+        return False if draft < "06" else None
+    limit = limit_of(keyword, schema)
+    if limit is None or (keyword in EXCLUSIVE.values() and draft < "06"):
         return None
-    limit = value, keyword != exclusive and not (draft < "06" and schema.get(exclusive) is True)
-    return _range(None, limit, among) if side == "minimum" else _range(limit, None, among)
+    beyond = Limit(limit.value, not limit.exclusive)
+    return _range(None, beyond, among) if keyword in LOWER else _range(beyond, None, among)
 
 
-def _range(least: tuple[float, bool] | None, most: tuple[float, bool] | None, among: Set[str]) -> Schema | None:
-    """Return the schema of the numbers between two limits, each with whether it is exclusive."""
+def _range(least: Limit | None, most: Limit | None, among: Set[str]) -> Schema | None:
+    """Return the schema of the numbers between two limits."""
     whole = "number" not in among
     limits = {
-        name: inclusive(*limit, upward=name == "minimum", whole=whole)
+        name: inclusive(limit, upward=name == "minimum", whole=whole)
         for name, limit in (("minimum", least), ("maximum", most))
         if limit is not None
     }
-    if any(abs(limit) >= 2**63 for limit in limits.values()):
+    if any(abs(limit) >= TOO_LARGE for limit in limits.values()):
         return None
     if limits.get("minimum", -math.inf) > limits.get("maximum", math.inf):
         return False

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from .json_values import TYPES, Schema, at_pointer, equal, strings, type_of, types_named
-from .parts import keywords
+from .keywords import keywords
 from .references import References
 
 MAX_COMPARISONS = 5_000
@@ -125,8 +125,7 @@ class Comparison:
             part, resource = left.pop()
             if not isinstance(part, dict):
                 continue
-            if self._references.hide_siblings and "$ref" in part:
-                part = {"$ref": part["$ref"]}
+            part = self._references.effective(part)
             parts.append(part)
             if isinstance(part.get("allOf"), list):
                 left.extend((conjunct, resource) for conjunct in part["allOf"])

@@ -1,0 +1,87 @@
+"""Keywords about arrays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from .json_values import unwritable
+from .keywords import says_nothing
+from .walk import Node
+
+_MAX_ARRAYS, _MAX_DIFFERENT = 500, 100
+"""Most arrays of different items of a schema, and items of one."""
+
+
+def express(node: Node) -> None:
+    """Express the keywords about arrays."""
+    if "array" in node.kinds:
+        _items(node)
+        _lengths(node)
+    # In any schema: it may be for arrays, whatever its type says.
+    _unique_items(node)
+    _contains(node)
+
+
+def _items(node: Node) -> None:
+    """Express which items there are: the first ones, each with its schema, and the rest."""
+    schema = node.schema
+    items, first = schema.get("items"), node.get("prefixItems", lambda value: isinstance(value, list), "a list")
+    rest: tuple[Any, str] | None = None
+    if isinstance(items, list):
+        if first is None:
+            node.own["prefixItems"] = [node.child(item, "items", number) for number, item in enumerate(items)]
+        else:
+            node.note("items", "must be a schema beside prefixItems, got a list")
+        if "additionalItems" in schema:
+            rest = schema["additionalItems"], "additionalItems"
+    elif "items" in schema:
+        rest = items, "items"
+    if first is not None:
+        node.own["prefixItems"] = [node.child(item, "prefixItems", number) for number, item in enumerate(first)]
+    if not says_nothing(schema.get("unevaluatedItems", True)):
+        if node.in_place or "contains" in schema:
+            node.note("unevaluatedItems", "is not supported beside keywords that are about the same array")
+        elif rest is None:
+            rest = schema["unevaluatedItems"], "unevaluatedItems"
+    if rest is not None:
+        node.own["items"] = node.child(*rest)
+
+
+def _lengths(node: Node) -> None:
+    own = node.own
+    for name in ("minItems", "maxItems"):
+        if (value := node.count(name)) is not None:
+            own[name] = value
+    if own.get("minItems", 0) > 0 and own.get("items") is False:
+        own["maxItems"] = min(own.get("maxItems", 2**32), len(own.get("prefixItems", ())))
+
+
+def _unique_items(node: Node) -> None:
+    """Express that items differ: nothing where they do in any case, else a list of all such arrays."""
+    own, schema = node.own, node.schema
+    if not node.get("uniqueItems", lambda value: isinstance(value, bool), "a boolean"):
+        return
+    most, first = own.get("maxItems", math.inf), schema.get("prefixItems", ())
+    if own.get("items") is False:
+        most = min(most, len(first))
+    if most <= 1 or (own.get("items") is False and node.exclusive(first)):
+        return
+    values = node.walk.comparison.listed(schema.get("items"), node.resource)
+    alone = node.kinds == {"array"} and own.keys() <= {"type", "items", "minItems", "maxItems"}
+    if values is None or not alone or unwritable(values) is not None:
+        node.note("uniqueItems", "is supported of arrays whose items are listed by enum or const")
+        return
+    sizes = range(own.get("minItems", 0), int(min(most, len(values), _MAX_DIFFERENT)) + 1)
+    if sum(math.perm(len(values), size) for size in sizes) > _MAX_ARRAYS:
+        node.note("uniqueItems", f"is supported where at most {_MAX_ARRAYS} arrays have different items")
+        return
+    own.clear()
+    own["enum"] = [list(array) for size in sizes for array in itertools.permutations(values, size)]
+
+
+def _contains(node: Node) -> None:
+    schema = node.schema
+    if "contains" in schema and not (schema.get("minContains") == 0 and "maxContains" not in schema):
+        node.note("contains", "is not supported")

@@ -1,0 +1,174 @@
+"""Keywords with schemas for the same value: references, compositions and conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .complement import both, either, known
+from .json_values import Schema, shown, strings
+from .keywords import keywords
+from .references import is_resource
+from .walk import Node
+
+_MAX_SHARING = 8
+"""Most branches of `oneOf` that share values: their number is squared."""
+_COMPLEMENTS = "types, ranges, lengths, constants but arrays and objects, and properties that have these or are missing"
+"""What `Complements` knows the other values of."""
+
+
+def express(node: Node) -> None:
+    """Express the keywords with schemas for the same value, in their order."""
+    for keyword in node.schema:
+        if keyword in _FUNCTIONS:
+            _FUNCTIONS[keyword](node, keyword)
+
+
+def _reference(node: Node, keyword: str) -> None:
+    target = node.reference()
+    if target is not None:
+        node.others.append(target)
+
+
+def _unsupported(node: Node, keyword: str) -> None:
+    node.note(keyword, "is not supported")
+
+
+# Compositions
+
+
+def _options(node: Node, keyword: str) -> list[Any]:
+    """Return the schemas of a composition; none where they are no list, which is noted."""
+    options = node.get(keyword, lambda value: isinstance(value, list) and len(value) > 0, "a list of schemas")
+    return options or []
+
+
+def _all_of(node: Node, keyword: str) -> None:
+    """Express that all schemas hold; conditions of which one is met at most are one choice among them."""
+    options = _options(node, keyword)
+    closed = node.closed and node.is_only(keyword) and len(options) == 1
+    choice = _choice(node, options)
+    node.others += [
+        node.child(option, keyword, number, closed=closed)
+        for number, option in enumerate(options)
+        if number not in choice
+    ]
+    if choice:
+        node.others.append(_alternatives(node, options, choice))
+
+
+def _any_of(node: Node, keyword: str) -> None:
+    if options := _options(node, keyword):
+        node.others.append({"anyOf": _branches(node, keyword, options)})
+
+
+def _one_of(node: Node, keyword: str) -> None:
+    """Express `oneOf` by `anyOf`, of branches without the values of the others where they share some."""
+    if not (options := _options(node, keyword)):
+        return
+    branches = _branches(node, keyword, options)
+    if not node.exclusive(options):
+        complements = known(
+            node.complement(option, {"anyOf": [*options[:number], *options[number + 1 :]]})
+            for number, option in enumerate(options)
+        )
+        if complements is None or len(options) > _MAX_SHARING:
+            why = f"is supported where no value is valid under two of its schemas, and of {_COMPLEMENTS}"
+            node.note(keyword, why)
+        else:
+            branches = [
+                both([branch, *complements[:number], *complements[number + 1 :]])
+                for number, branch in enumerate(branches)
+            ]
+    node.others.append({"anyOf": branches})
+
+
+def _branches(node: Node, keyword: str, options: Sequence[Any]) -> list[Schema]:
+    closed = node.closed and node.is_only(keyword)
+    return [node.child(option, keyword, number, closed=closed) for number, option in enumerate(options)]
+
+
+# Conditions
+
+
+def _not(node: Node, keyword: str) -> None:
+    complement = _complement(node, keyword)
+    if complement is not None:
+        node.others.append(complement)
+
+
+def _if(node: Node, keyword: str) -> None:
+    """Express that the condition holds with `then`, or does not with `else`."""
+    if not node.schema.keys() & {"then", "else"}:
+        return
+    condition, *consequences = (
+        node.child(node.schema.get(name, True), name, closed=False) for name in ("if", "then", "else")
+    )
+    complement = _complement(node, keyword)
+    if complement is not None:
+        node.others.append(either(map(both, zip((condition, complement), consequences, strict=True))))
+
+
+def _complement(node: Node, keyword: str) -> Schema | None:
+    """Return what is not valid under the schema of a keyword; None where it cannot be expressed, which is noted."""
+    complement = node.complement(node.schema[keyword])
+    if complement is None:
+        node.note(keyword, f"is supported of {_COMPLEMENTS}")
+    return complement
+
+
+def _choice(node: Node, options: Sequence[Any]) -> dict[int, Schema]:
+    """Return the conditions among the schemas of `allOf` by their numbers, each with what does not meet it, where no
+    value of the node meets two of them; else none.
+    """
+    numbers = [number for number, option in enumerate(options) if _is_conditional(option)]
+    conditions = [options[number]["if"] for number in numbers]
+    if len(conditions) < 2 or not node.walk.references.knows("if"):
+        return {}
+    if not node.exclusive([{"allOf": [node.schema, condition]} for condition in conditions]):
+        return {}
+    complements = known(map(node.complement, conditions))
+    return {} if complements is None else dict(zip(numbers, complements, strict=True))
+
+
+def _is_conditional(schema: Any) -> bool:
+    """Whether a schema says what holds under a condition, and no more."""
+    return keywords(schema) - {"then", "else"} == {"if"} and not is_resource(schema)
+
+
+def _alternatives(node: Node, options: Sequence[Any], choice: dict[int, Schema]) -> Schema:
+    """Return what conditions mean of which a value meets one or none: an alternative for each, and one for none.
+    llguidance would make a power of two of them.
+    """
+    holds, then, otherwise = (
+        {number: node.child(options[number].get(name, True), "allOf", number, name, closed=False) for number in choice}
+        for name in ("if", "then", "else")
+    )
+    one = [both([holds[met], then[met], *(otherwise[number] for number in choice if number != met)]) for met in choice]
+    return either([*one, both([*choice.values(), *otherwise.values()])])
+
+
+def _dependent(node: Node, keyword: str) -> None:
+    """Express each dependency: the property is missing, or what depends on it holds."""
+    entries = node.get(keyword, lambda value: isinstance(value, dict), "an object")
+    for name, dependency in (entries or {}).items():
+        if isinstance(dependency, list):
+            if strings(dependency) != dependency:
+                node.note(keyword, f"must have lists of names, got {shown(dependency)}", mistaken=True)
+            holds: Schema = {"required": strings(dependency)} if dependency else True
+        else:
+            holds = node.child(dependency, keyword, name, closed=False)
+        if holds is not True:
+            node.others.append({"anyOf": [{"properties": {name: False}}, holds]})
+
+
+_FUNCTIONS: dict[str, Callable[[Node, str], None]] = {
+    "$ref": _reference,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _if,
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), _dependent),
+    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), _unsupported),
+}

@@ -1,0 +1,41 @@
+"""Keywords of JSON Schema: which there are, since when, and about which values each says something."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+"""Those with schemas for the same value."""
+_ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("number", "integer"): ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    ("string",): ("minLength", "maxLength", "pattern"),
+    ("array",): (
+        "items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "minContains", "maxContains",
+    ),
+    ("object",): (
+        "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames", "required",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+    ),
+}  # fmt: skip
+_ABOUT_ALL = ("type", "enum", "const", "format", "then", "else", "$dynamicRef", "$recursiveRef")
+_KEYWORDS = frozenset((*IN_PLACE, *_ABOUT_ALL, *(name for names in _ABOUT.values() for name in names)))
+"""Those that are no annotations."""
+SINCE = {"const": "06", "if": "07", "minContains": "2019-09", "prefixItems": "2020-12"}
+"""The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
+
+
+def keywords(schema: Any) -> Set[str]:
+    """Return the keywords of a schema that are no annotations, in its order."""
+    return {name: None for name in schema if name in _KEYWORDS}.keys() if isinstance(schema, dict) else set()
+
+
+def about(keyword: str) -> tuple[str, ...]:
+    """Return the types of the values of which a keyword says something; none for a keyword about all values."""
+    return next((types for types, names in _ABOUT.items() if keyword in names), ())
+
+
+def says_nothing(schema: Any) -> bool:
+    """Whether a schema admits every value, and says so."""
+    return schema is True or schema == {}

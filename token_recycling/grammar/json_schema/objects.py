@@ -1,0 +1,208 @@
+"""Keywords about objects."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .complement import either
+from .json_values import Schema, at_pointer, is_count, shown, strings, unwritable
+from .keywords import keywords, says_nothing
+from .patterns import WRITABLE, before_a_newline, translated
+from .walk import Node
+
+_MAX_CHOICES = 50
+"""Most choices of properties by which their number is expressed."""
+_MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
+"""Most names and patterns of one object: time grows with their square."""
+
+
+def express(node: Node) -> None:
+    """Express the keywords about objects."""
+    if "object" not in node.kinds:
+        return
+    properties, patterns = _schemas_by_name(node, "properties"), _schemas_by_name(node, "patternProperties")
+    if properties is not None:
+        _properties(node, properties)
+    _required(node)
+    _other_properties(node)
+    if patterns is not None:
+        _pattern_properties(node, patterns)
+    for name in ("minProperties", "maxProperties"):
+        if (value := node.count(name)) is not None:
+            node.own[name] = value
+    _property_names(node)
+    _number_of_properties(node)
+
+
+def _schemas_by_name(node: Node, keyword: str) -> dict[str, Any] | None:
+    """Return the schemas of a keyword by name."""
+    schemas = node.get(keyword, lambda value: isinstance(value, dict), "an object")
+    if schemas is not None and len(schemas) > _MAX_NAMES[keyword]:
+        raise ValueError(f"{node.place}/{keyword}: at most {_MAX_NAMES[keyword]:,} are supported, got {len(schemas):,}")
+    return schemas
+
+
+def _properties(node: Node, properties: dict[str, Any]) -> None:
+    node.own["properties"] = {}
+    for name, schema in properties.items():
+        if (why := unwritable(name)) is not None:
+            node.note("properties", why)
+        node.own["properties"][name] = node.child(schema, "properties", name)
+
+
+def _required(node: Node) -> None:
+    required = node.get(
+        "required",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+        "a list of names",
+    )
+    if required:
+        reasons = [why for name in required if (why := unwritable(name)) is not None]
+        if reasons:
+            node.note("required", reasons[0])
+        else:
+            node.own["required"] = list(dict.fromkeys(required))
+
+
+def _other_properties(node: Node) -> None:
+    """Express the schema of the properties that are not listed; where there is none, close the object if that may be
+    done.
+    """
+    schema, own = node.schema, node.own
+    if "additionalProperties" in schema:
+        own["additionalProperties"] = node.child(schema["additionalProperties"], "additionalProperties")
+    elif not says_nothing(schema.get("unevaluatedProperties", True)):
+        if node.in_place:
+            node.note("unevaluatedProperties", "is not supported beside keywords that are about the same object")
+        else:
+            own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
+    elif _may_be_closed(node):
+        own["additionalProperties"] = False
+        for name in own.get("required", ()):
+            own["properties"].setdefault(name, True)
+
+
+def _may_be_closed(node: Node) -> bool:
+    """Whether its objects, which may have any further properties, need none."""
+    schema = node.schema
+    names = schema.keys() & {"properties", "patternProperties", "propertyNames"}
+    return (
+        node.closed
+        and names == {"properties"}
+        and isinstance(schema["properties"], dict)
+        and all(
+            _only_requires(schema[keyword], schema["properties"])
+            for keyword in (*node.in_place, *schema.keys() & {"then", "else"})
+        )
+    )
+
+
+def _only_requires(composition: Any, properties: Any) -> bool:
+    """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
+    branches = composition if isinstance(composition, list) else [composition]
+    return all(
+        isinstance(branch, dict)
+        and keywords(branch) <= {"required"}
+        and {*strings(branch.get("required"))} <= {*properties}
+        for branch in branches
+    )
+
+
+# Names
+
+
+def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
+    """Express `patternProperties`. A name that a pattern matches in one dialect alone is left out where there are no
+    other properties, and satisfies the pattern's schema where others are free.
+    """
+    rest = node.own.get("additionalProperties", True)
+    own = node.own["patternProperties"] = dict[str, Schema]()
+    for pattern, schema in patterns.items():
+        rust = node.translated("patternProperties", pattern, either=rest in (True, {}))
+        if rust is None:
+            continue
+        own[rust] = node.child(schema, "patternProperties", pattern)
+        if rest in (True, False, {}) or rust == translated(pattern, either=True):
+            continue
+        if (longer := before_a_newline(pattern)) is not None:
+            own[longer] = False
+        else:
+            node.note("patternProperties", f"{shown(pattern)} matches other names in Python than in ECMA-262")
+
+
+def _property_names(node: Node) -> None:
+    """Express the names that properties may have by `patternProperties` or `properties`."""
+    own, names = node.own, node.get("propertyNames", lambda value: isinstance(value, dict | bool), "a schema")
+    if names is None or says_nothing(names):
+        return
+    if isinstance(names, dict) and keywords(names) == {"$ref"}:
+        target = node.walk.references.resolved(names["$ref"], node.resource)
+        names = names if target is None else at_pointer(node.walk.document, target[0])
+    keys = keywords(names) - {"type"}
+    if names is False:
+        own["maxProperties"] = 0
+    elif isinstance(names, dict) and names.get("type", "string") == "string" and not keys:
+        return
+    elif not isinstance(names, dict) or "patternProperties" in own or "properties" in own:
+        node.note("propertyNames", "is not supported beside properties and patternProperties")
+    elif keys == {"pattern"} and isinstance(names["pattern"], str):
+        if (rust := node.translated("propertyNames", names["pattern"])) is not None:
+            _only_names(node, rust)
+    elif keys <= {"minLength", "maxLength"} and all(is_count(names[key]) for key in keys):
+        most = int(names["maxLength"]) if "maxLength" in keys else ""
+        _only_names(node, f"^{WRITABLE}{{{int(names.get('minLength', 0))},{most}}}$")
+    elif keys == {"enum"} and strings(names["enum"]) == names["enum"]:
+        own["properties"] = dict.fromkeys(names["enum"], own.get("additionalProperties", True))
+        own["additionalProperties"] = False
+    else:
+        node.note("propertyNames", "is supported with a pattern, an enum or lengths alone")
+
+
+def _only_names(node: Node, pattern: str) -> None:
+    """Leave properties whose names match a pattern in Rust's syntax."""
+    node.own["patternProperties"] = {pattern: node.own.get("additionalProperties", True)}
+    node.own["additionalProperties"] = False
+
+
+# Their number
+
+
+def _number_of_properties(node: Node) -> None:
+    """Express how many properties there are: of listed ones by choices of them, of others as far as names could not be
+    repeated to reach the number.
+    """
+    own, required = node.own, node.own.get("required", ())
+    optional = [
+        name for name, schema in own.get("properties", {}).items() if schema is not False and name not in required
+    ]
+    least = own.get("minProperties", 0) - len(required)
+    most = own.get("maxProperties", math.inf) - len(required)
+    listed = own.get("additionalProperties") is False and not own.get("patternProperties")
+    if least <= 0:
+        own.pop("minProperties", None)
+    elif listed:
+        _choice_of_properties(node, "minProperties", optional, least, lambda names: {"required": names})
+    elif least > 1:
+        del own["minProperties"]
+        node.note("minProperties", "above 1 is not supported where names are not listed: one could be repeated")
+    if listed and most >= len(optional):
+        own.pop("maxProperties", None)
+    elif listed and most >= 0:
+        missing = len(optional) - int(most)
+        _choice_of_properties(
+            node, "maxProperties", optional, missing, lambda names: {"properties": dict.fromkeys(names, False)}
+        )
+
+
+def _choice_of_properties(
+    node: Node, keyword: str, names: list[str], number: int, holds: Callable[[list[str]], Schema]
+) -> None:
+    """Express a keyword by what holds for one at least of the choices of a number of names."""
+    del node.own[keyword]
+    if math.comb(len(names), number) > _MAX_CHOICES:
+        node.note(keyword, f"is supported where at most {_MAX_CHOICES} choices of names make it up")
+    else:
+        node.others.append(either(holds([*chosen]) for chosen in itertools.combinations(names, number)))

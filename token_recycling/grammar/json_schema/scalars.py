@@ -1,0 +1,139 @@
+"""Types, constants, numbers and strings."""
+
+from __future__ import annotations
+
+from .formats import FORMATS
+from .json_values import TYPES, is_number, shown, unwritable
+from .numbers import (
+    EXCLUSIVE,
+    INTEGERS,
+    LARGEST_MULTIPLE,
+    LOWER,
+    TOO_LARGE,
+    Limit,
+    inclusive,
+    inexact,
+    limit_of,
+    says_how_a_limit_is_meant,
+    too_many_remainders,
+)
+from .walk import Node
+
+
+def express(node: Node) -> None:
+    """Express the keywords about types, constants, numbers and strings."""
+    _type(node)
+    _const(node)
+    _enum(node)
+    if node.kinds & {"number", "integer"}:
+        _limit(node, "minimum")
+        _limit(node, "maximum")
+        _multiple_of(node)
+    if "string" in node.kinds:
+        _lengths(node)
+        _pattern(node)
+        _format(node)
+
+
+def _type(node: Node) -> None:
+    if "type" not in node.schema:
+        return
+    kinds = node.schema["type"]
+    named = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(named, list) or not named or not all(kind in TYPES for kind in named):
+        node.note("type", f"must be one of {', '.join(TYPES)}, or a list of them, got {shown(kinds)}", mistaken=True)
+        return
+    node.kinds = {*named}
+    if "number" in node.kinds:
+        node.kinds.discard("integer")
+    names = [name for name in dict.fromkeys(named) if name in node.kinds]
+    node.own["type"] = names[0] if len(names) == 1 else names
+
+
+def _const(node: Node) -> None:
+    if "const" in node.schema:
+        if (why := unwritable(node.schema["const"])) is None:
+            node.own["const"] = node.schema["const"]
+        else:
+            node.note("const", why)
+
+
+def _enum(node: Node) -> None:
+    values = node.get("enum", lambda value: isinstance(value, list), "a list")
+    if values is not None:
+        reasons = [why for value in values if (why := unwritable(value)) is not None]
+        if reasons:
+            node.note("enum", reasons[0])
+        else:
+            node.own["enum"] = values
+
+
+# Numbers
+
+
+def _limit(node: Node, name: str) -> None:
+    """Express the limits of one side, `minimum` or `maximum`, by the strictest of them."""
+    upward, whole = name in LOWER, "number" not in node.kinds
+    limits = list[float]()
+    for keyword in (EXCLUSIVE[name], name):
+        if says_how_a_limit_is_meant(keyword, node.schema):
+            continue
+        node.get(keyword, is_number, "a number")
+        if (limit := limit_of(keyword, node.schema)) is not None:
+            value = inclusive(limit, upward, whole)
+            if (value if upward else -value) < TOO_LARGE:
+                limits.append(value)
+            else:
+                node.note(keyword, f"{shown(limit.value)} is beyond 2**63")
+    if node.kinds & {"integer", "number", "string"} == {"integer"}:
+        least_and_most = INTEGERS.get(str(node.schema.get("format")))
+        if least_and_most is not None:
+            limits.append(inclusive(Limit(least_and_most[not upward], exclusive=False), upward, whole))
+    if limits:
+        node.own[name] = max(limits) if upward else min(limits)
+
+
+def _multiple_of(node: Node) -> None:
+    step = node.get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
+    if step is None:
+        return
+    why = unwritable(step) or too_many_remainders(step)
+    if why is None:
+        node.own["multipleOf"] = step
+        if "number" in node.kinds or isinstance(step, float):
+            node.own["minimum"] = max(node.own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
+            node.own["maximum"] = min(node.own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
+        why = inexact(step)
+    if why is not None:
+        node.note("multipleOf", why)
+
+
+# Strings
+
+
+def _lengths(node: Node) -> None:
+    for name in ("minLength", "maxLength"):
+        if (value := node.count(name)) is not None:
+            node.own[name] = value
+
+
+def _pattern(node: Node) -> None:
+    pattern = node.get("pattern", lambda value: isinstance(value, str), "a string")
+    if pattern is not None and (rust := node.translated("pattern", pattern)) is not None:
+        node.own["pattern"] = rust
+
+
+def _format(node: Node) -> None:
+    """Express the format of strings by other keywords."""
+    name = node.get("format", lambda value: isinstance(value, str), "a string")
+    if name is None:
+        return
+    if name not in FORMATS:
+        node.note("format", f"{shown(name)} is not known")
+    elif "pattern" in node.own:
+        node.others.append({**FORMATS[name]})
+    else:
+        merged = {**FORMATS[name]}
+        if "maxLength" in merged:
+            merged["maxLength"] = min(merged["maxLength"], node.own.get("maxLength", merged["maxLength"]))
+        node.own.update(merged)
