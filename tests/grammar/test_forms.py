@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -39,6 +40,30 @@ def test_a_pattern_matches_nothing_more_than_pythons(pattern):
     found = [text for text in texts if admits(grammar, json.dumps(text, ensure_ascii=False))]
     assert found
     assert all(map(expected.search, found))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^(?=.*[A-Z])(?=.*\d).{2,}$", r"^(?!\.)", r"^(?!\d)\w+$", "^(?![^a-z])", r"^(?!\s*$)", "^(?!a*$)",
+     "^(?!-)(?!.*-$)", r"^(?!.*\.\.)", "^(?!.*ab)", r"^(?!.*\s)", "^(?!.*[b-z])", "^(?!ab|b$)",
+     "^(?!(?:a|bb)$)[a-c]*$", "^(?!é).+"],
+)  # fmt: skip
+def test_look_ahead_at_the_beginning_is_exact_but_for_line_ends(pattern):
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})
+    letters = ["a", "b", "A", "1", ".", "-", " ", "é", "\n", "\u0085"]
+    texts = ["".join(parts) for size in range(5) for parts in itertools.product(letters[: 12 - 2 * size], repeat=size)]
+    expected = [text for text in texts if re.search(pattern, text)]
+    admitted = [text for text in texts if admits(grammar, json.dumps(text, ensure_ascii=False))]
+    assert {*admitted} <= {*expected}
+    assert [text for text in expected if text.isascii() and "\n" not in text and text not in admitted] == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(?!a+)", "^(?=a)b|c", "(?=a)b", "^a(?!b)", "^(?=a)*b", "^(?!)", "^(?=(", "^(?<!a)"]
+)
+def test_other_look_around_is_refused(pattern):
+    with pytest.raises(ValueError, match="#/pattern"):
+        compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})
 
 
 @pytest.mark.parametrize("pattern", ["a\\", "[a", "[^"])

@@ -173,12 +173,20 @@ WRITTEN: dict[str, Any] = {
         "propertyNames": {"type": "string", "minLength": 1},
         "maxProperties": 2,
     },
+    "an e-mail of zod": {
+        "type": "string",
+        "format": "email",
+        "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+        "maxLength": 12,
+    },
+    "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*\s).{4,9}$"},
+    "a tag among few": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A, "maxItems": 3},
     "a number but one": {"type": "number", "not": {"const": 0}},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
-    "an e-mail of zod": ({"type": "string", "pattern": "^(?!\\.)[a-z]+@[a-z]+$"}, "#/pattern"),
+    "a duration of zod": ({"type": "string", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?)$"}, "#/pattern"),
     "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
     "an item of": ({"type": "array", "contains": A}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
@@ -225,6 +233,24 @@ def test_a_bound_next_to_64_bits_is_held():
         grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "minimum": -bound, "maximum": bound})
         assert admits(grammar, str(2**63 - 1024)), bound
         assert not any(admits(grammar, str(number)) for number in (2**63 - 1, 1 - 2**63)), bound
+
+
+ADMITTED = {
+    "relative-json-pointer": (["0", "1/a~0", "2#"], ["", "/a", "01", "1#/a"]),
+    "uri-reference": (["", "/a/b?c=d#e", "a%20b", "//x:1/y", "http://a.b/c", "?q"], ["a b", "%2", "é", "1:2", "a#b#c"]),
+    "iri": (["http://a.b/c"], ["a b"]),
+    "idn-email": (["a@b.c"], ["a"]),
+    "cidrv4": (["1.2.3.0/24"], ["1.2.3.0", "1.2.3.0/33", "256.0.0.0/8"]),
+    "e164": (["+4915112345678"], ["4915112345678", "+0123456789"]),
+    "ulid": (["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["81ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAI"]),
+    "nanoid": (["V1StGXR8_Z5jdHi6B-myT"], ["V1StGXR8"]),
+}
+
+
+@pytest.mark.parametrize("name", ADMITTED)
+def test_formats_of_references_and_identifiers(name):
+    grammar, (valid, others) = compiled(TOKENIZER, "json_schema", {"type": "string", "format": name}), ADMITTED[name]
+    assert [text for text in (*valid, *others) if admits(grammar, json.dumps(text, ensure_ascii=False))] == valid
 
 
 FORMATTED = [UUID1, UUID3, UUID4, UUID5, UUID6, UUID7, UUID8, Base64Bytes, Base64UrlBytes, SecretStr, Path, bytes]

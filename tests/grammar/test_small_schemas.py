@@ -155,6 +155,19 @@ KINDS: dict[str, list[SCHEMA]] = {
             ],
         )
     ],
+    "contains": [
+        {**array, "contains": one, **counts}
+        for array, one, counts in products(
+            [
+                {"type": "array", "items": {"enum": [1, 1.5, "a", None]}, "maxItems": 3},
+                {"type": ["array", "null"], "prefixItems": [TEXT, {}], "items": False},
+                {"minItems": 1, "maxItems": 4, "items": {"type": ["integer", "string"]}},
+                {"type": "array", "items": {"enum": [1, "a"]}},
+            ],
+            [INTEGER, {"const": "a"}, TEXT],
+            [{}, {"minContains": 2}, {"minContains": 0, "maxContains": 0}, {"maxContains": 2}],
+        )
+    ],
     "properties in number": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .json_values import unwritable
+from .complement import EXPRESSIBLE, either
+from .json_values import Schema, unwritable
 from .keywords import says_nothing
 from .walk import Node
 
+_MAX_LENGTH, _MAX_CHOICES = 20, 50
+"""Longest arrays of which some items are chosen, and most choices of them."""
 _MAX_ARRAYS, _MAX_DIFFERENT = 500, 100
 """Most arrays of different items of a schema, and items of one."""
 
@@ -19,9 +23,8 @@ def express(node: Node) -> None:
     if "array" in node.kinds:
         _items(node)
         _lengths(node)
-    # In any schema: it may be for arrays, whatever its type says.
-    _unique_items(node)
-    _contains(node)
+        _contains(node)
+        _unique_items(node)
 
 
 def _items(node: Node) -> None:
@@ -82,6 +85,44 @@ def _unique_items(node: Node) -> None:
 
 
 def _contains(node: Node) -> None:
-    schema = node.schema
-    if "contains" in schema and not (schema.get("minContains") == 0 and "maxContains" not in schema):
-        node.note("contains", "is not supported")
+    """Express how many items are valid under a schema by choices of their places. Where there are none, no bound of the
+    length is needed.
+    """
+    if "contains" not in node.schema:
+        return
+    least, most = node.count("minContains"), node.count("maxContains")
+    least = 1 if least is None else least
+    length = node.own.get("maxItems", math.inf)
+    if node.own.get("items") is False:
+        length = min(length, len(node.own.get("prefixItems", ())))
+    if least > 0:
+        valid = node.child(node.schema["contains"], "contains", closed=False)
+        _choice_of_items(node, length, least, lambda places: _items_at(places, valid, required=True))
+    if most is not None and most < length:
+        beside = True if "prefixItems" in node.own else node.schema.get("items", True)
+        other = node.walk.complements.of(node.schema["contains"], beside, node.resource)
+        if other is None:
+            node.note("contains", f"is supported beside maxContains of {EXPRESSIBLE}")
+        elif most == 0:
+            node.others.append({"items": other})
+        else:
+            _choice_of_items(node, length, length - most, lambda places: _items_at(places, other, required=False))
+
+
+def _choice_of_items(
+    node: Node, length: float, number: float, holds: Callable[[Sequence[int]], dict[str, Any]]
+) -> None:
+    """Express `contains` by what holds for one at least of the choices of a number of places."""
+    if length > _MAX_LENGTH or math.comb(int(length), int(number)) > _MAX_CHOICES:
+        of = f"maxItems is {_MAX_LENGTH} at most, and at most {_MAX_CHOICES} choices of items"
+        node.note("contains", f"is supported where {of} make it up")
+        return
+    kinds = node.kinds - ({"array", "integer"} if "number" in node.kinds else {"array"})
+    choices = itertools.combinations(range(int(length)), int(number))
+    node.others.append(either([*([{"type": sorted(kinds)}] if kinds else []), *map(holds, choices)]))
+
+
+def _items_at(places: Sequence[int], schema: Schema, required: bool) -> dict[str, Any]:
+    """Return the schema of arrays of which the items at some places have one."""
+    first = [schema if place in places else True for place in range(places[-1] + 1)]
+    return {"type": "array", "prefixItems": first, **({"minItems": len(first)} if required else {})}

@@ -19,6 +19,8 @@ from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, sa
 from .patterns import excluding
 from .references import References
 
+EXPRESSIBLE = "types, ranges, lengths, constants but arrays and objects, and properties that have these or are missing"
+"""The schemas whose complements are known, in the words of errors."""
 MAX_PARTS = 1_000
 """Most schemas of a document whose complements are looked for."""
 _MAX_DEPTH = 8

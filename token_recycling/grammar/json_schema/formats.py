@@ -25,19 +25,44 @@ _BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgko
 """The bits that a last group has too many are 0, as some decoders demand."""
 
 _A, _X = "[0-9A-Za-z]", "[0-9A-Za-z-]"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_BYTE = "(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
 _LABEL = rf"{_A}(?:{_X}?{_A}|{_X}(?:{_A}{_X}|-{_A}){_X}{{0,58}}{_A}|{_X}{_X}{_A})?"
 """A part of a name without `--` as its third and fourth character, which announce one that is encoded (RFC 5891)."""
+
+_REGISTERED = r"(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
+"""A character of the name of a host."""
+_PATH = rf"(?:{_REGISTERED}|[:@])"
+_SEGMENTS = f"(?:/{_PATH}*)*"
+_AUTHORITY = rf"//(?:(?:{_REGISTERED}|:)*@)?{_REGISTERED}*(?::[0-9]*)?{_SEGMENTS}"
+_ABSOLUTE = rf"(?:[A-Za-z][0-9A-Za-z+.-]*:)?(?:{_AUTHORITY}|/(?:{_PATH}+{_SEGMENTS})?)"
+_RELATIVE = rf"(?:(?:{_REGISTERED}|@)+{_SEGMENTS})?"
+_REFERENCE = rf"(?:{_ABSOLUTE}|{_RELATIVE})(?:\?(?:{_PATH}|[/?])*)?(?:#(?:{_PATH}|[/?])*)?"
+"""References of RFC 3986 but those with an address in brackets, or with a scheme and no slash."""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
     "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
-    "json-pointer": {"pattern": "^(?:/(?:[^~/]|~[01])*)*$"},
+    "json-pointer": {"pattern": f"^{_POINTER}$"},
+    "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
+    "uri-reference": {"pattern": f"^{_REFERENCE}$"},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
-    **{name: {} for name in ("binary", "password", "path")},
-    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
+    **{name: {} for name in ("binary", "password", "path", "file-path", "directory-path")},
+    "cidrv4": {"pattern": rf"^{_BYTE}(?:\.{_BYTE}){{3}}/(?:[0-9]|[12][0-9]|3[0-2])$"},
+    "cuid": {"pattern": "^[cC][0-9A-Za-z]{8,}$"},
+    "cuid2": {"pattern": "^[0-9a-z]+$"},
+    "e164": {"pattern": r"^\+[1-9][0-9]{6,14}$"},
+    "ksuid": {"pattern": "^[0-9A-Za-z]{27}$"},
+    "nanoid": {"pattern": "^[0-9A-Za-z_-]{21}$"},
+    "ulid": {"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"},
+    "xid": {"pattern": "^[0-9a-v]{20}$"},
 }
-"""The keywords of each known format: those of JSON Schema, and of pydantic, of which the last are any string."""
+"""The keywords of each known format: those of JSON Schema, of pydantic, some of which are any string, and of zod."""
+_ASCII = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
+"""Formats of any alphabet, of which those of ASCII are written."""
+FORMATS |= {name: FORMATS[ascii_name] for name, ascii_name in _ASCII.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .complement import both, either, known
+from .complement import EXPRESSIBLE, both, either, known
 from .json_values import Schema, shown, strings
 from .keywords import keywords
 from .references import is_resource
@@ -13,8 +13,6 @@ from .walk import Node
 
 _MAX_SHARING = 8
 """Most branches of `oneOf` that share values: their number is squared."""
-_COMPLEMENTS = "types, ranges, lengths, constants but arrays and objects, and properties that have these or are missing"
-"""What `Complements` knows the other values of."""
 
 
 def express(node: Node) -> None:
@@ -73,7 +71,7 @@ def _one_of(node: Node, keyword: str) -> None:
             for number, option in enumerate(options)
         )
         if complements is None or len(options) > _MAX_SHARING:
-            why = f"is supported where no value is valid under two of its schemas, and of {_COMPLEMENTS}"
+            why = f"is supported where no value is valid under two of its schemas, and of {EXPRESSIBLE}"
             node.note(keyword, why)
         else:
             branches = [
@@ -113,7 +111,7 @@ def _complement(node: Node, keyword: str) -> Schema | None:
     """Return what is not valid under the schema of a keyword; None where it cannot be expressed, which is noted."""
     complement = node.complement(node.schema[keyword])
     if complement is None:
-        node.note(keyword, f"is supported of {_COMPLEMENTS}")
+        node.note(keyword, f"is supported of {EXPRESSIBLE}")
     return complement
 
 

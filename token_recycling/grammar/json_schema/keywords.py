@@ -22,7 +22,14 @@ _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
 _ABOUT_ALL = ("type", "enum", "const", "format", "then", "else", "$dynamicRef", "$recursiveRef")
 _KEYWORDS = frozenset((*IN_PLACE, *_ABOUT_ALL, *(name for names in _ABOUT.values() for name in names)))
 """Those that are no annotations."""
-SINCE = {"const": "06", "if": "07", "minContains": "2019-09", "prefixItems": "2020-12"}
+SINCE = {
+    "const": "06",
+    "contains": "06",
+    "if": "07",
+    "minContains": "2019-09",
+    "maxContains": "2019-09",
+    "prefixItems": "2020-12",
+}
 """The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
 
 

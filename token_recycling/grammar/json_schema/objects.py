@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .complement import either
@@ -121,7 +122,8 @@ def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
     rest = node.own.get("additionalProperties", True)
     own = node.own["patternProperties"] = dict[str, Schema]()
     for pattern, schema in patterns.items():
-        rust = node.translated("patternProperties", pattern, either=rest in (True, {}))
+        either = rest in (True, {})
+        rust = node.translated("patternProperties", pattern, partial(translated, either=either))
         if rust is None:
             continue
         own[rust] = node.child(schema, "patternProperties", pattern)
@@ -149,7 +151,7 @@ def _property_names(node: Node) -> None:
     elif not isinstance(names, dict) or "patternProperties" in own or "properties" in own:
         node.note("propertyNames", "is not supported beside properties and patternProperties")
     elif keys == {"pattern"} and isinstance(names["pattern"], str):
-        if (rust := node.translated("propertyNames", names["pattern"])) is not None:
+        if (rust := node.translated("propertyNames", names["pattern"], translated)) is not None:
             _only_names(node, rust)
     elif keys <= {"minLength", "maxLength"} and all(is_count(names[key]) for key in keys):
         most = int(names["maxLength"]) if "maxLength" in keys else ""

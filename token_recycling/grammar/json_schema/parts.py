@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
     def pointer(self, keyword: str) -> str:
         """Return the place of a keyword of the schema, or of that which it expresses."""
-        names = (keyword, *_EXPRESSED.get(keyword, (*IN_PLACE, "minProperties", "maxProperties", "format")))
+        names = (keyword, *_EXPRESSED.get(keyword, (*IN_PLACE, "contains", "minProperties", "maxProperties", "format")))
         return f"{self.place}/{escaped(next((name for name in names if name in self.original), keyword))}"
 
     def no_value(self, keywords: Sequence[str], why: str) -> ValueError:

@@ -67,7 +67,7 @@ def whole(pattern: str) -> str:
 
 def _without_anchors(text: str) -> str:
     start, end = text.startswith("^"), _ends(text)
-    return text if (start or end) and _alternatives(text) else text[start : len(text) - end]
+    return text if (start or end) and alternatives(text) else text[start : len(text) - end]
 
 
 def _ends(text: str) -> bool:
@@ -78,7 +78,7 @@ def _ends(text: str) -> bool:
 
 def searched(pattern: str) -> str:
     """Return a pattern of whole strings in which a pattern in Rust's syntax is found."""
-    if _alternatives(pattern):
+    if alternatives(pattern):
         return f"(?s:.*)(?:{pattern})(?s:.*)" if not set(pattern) & {"^", "$"} else pattern
     inner = _without_anchors(pattern)
     start = "" if pattern.startswith("^") else "(?s:.*)"
@@ -86,16 +86,21 @@ def searched(pattern: str) -> str:
     return f"{start}(?:{inner}){end}"
 
 
-def excluding(texts: Sequence[str]) -> str | None:
-    """Return a pattern in Rust's syntax of all strings but some; None for so many that it would be long."""
-    beginnings = dict.fromkeys(text[:end] for text in texts for end in range(len(text) + 1)) or {"": None}
-    if len(beginnings) > _MAX_BEGINNINGS:
+def excluding(texts: Sequence[str], beginnings: Sequence[str] = ()) -> str | None:
+    """Return a pattern in Rust's syntax of all strings but some, and but those with some beginnings; None for so many
+    that it would be long.
+    """
+    words = [*texts, *beginnings]
+    begun = dict.fromkeys(word[:end] for word in words for end in range(len(word) + 1)) or {"": None}
+    if len(begun) > _MAX_BEGINNINGS:
         return None
     options = []
-    for begun in beginnings:
-        further = {text[len(begun)] for text in texts if text.startswith(begun) and text != begun}
-        options.append(f"{_literal(begun)}[^{''.join(map(_literal, sorted(further)))}{_UNWRITABLE}]{WRITABLE}*")
-        options += [] if begun in texts else [_literal(begun)]
+    for start in begun:
+        if start.startswith(tuple(beginnings)):
+            continue
+        further = {word[len(start)] for word in words if word.startswith(start) and word != start}
+        options.append(f"{_literal(start)}[^{''.join(map(_literal, sorted(further)))}{_UNWRITABLE}]{WRITABLE}*")
+        options += [] if start in texts else [_literal(start)]
     return f"^(?:{'|'.join(options)})$"
 
 
@@ -198,7 +203,7 @@ def _class(pattern: str, position: int, either: bool) -> tuple[str, int]:
     raise ValueError("a class of characters has no end")
 
 
-def _alternatives(pattern: str) -> bool:
+def alternatives(pattern: str) -> bool:
     """Whether a translated pattern has alternatives outside of groups."""
     depth = position = 0
     in_class = 0
@@ -216,3 +221,20 @@ def _alternatives(pattern: str) -> bool:
                 return True
         position += 1
     return False
+
+
+def group_end(pattern: str, position: int) -> int:
+    """Return the position after the group that begins at another; raise ValueError where it has no end."""
+    depth, in_class = 0, False
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            position += 1
+        elif in_class or character == "[":
+            in_class = character != "]"
+        else:
+            depth += (character == "(") - (character == ")")
+            if not depth:
+                return position + 1
+        position += 1
+    raise ValueError("a group has no end")

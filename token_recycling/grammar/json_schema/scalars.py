@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .formats import FORMATS
 from .json_values import TYPES, is_number, shown, unwritable
+from .lookahead import conjuncts
 from .numbers import (
     EXCLUSIVE,
     INTEGERS,
@@ -119,8 +120,9 @@ def _lengths(node: Node) -> None:
 
 def _pattern(node: Node) -> None:
     pattern = node.get("pattern", lambda value: isinstance(value, str), "a string")
-    if pattern is not None and (rust := node.translated("pattern", pattern)) is not None:
-        node.own["pattern"] = rust
+    if pattern is not None and (patterns := node.translated("pattern", pattern, conjuncts)) is not None:
+        node.own["pattern"], *further = patterns
+        node.others += [{"pattern": other} for other in further]
 
 
 def _format(node: Node) -> None:

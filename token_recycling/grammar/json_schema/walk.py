@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urldefrag
 
 from .complement import Complements
@@ -11,12 +11,13 @@ from .disjoint import Comparison
 from .json_values import TYPES, Schema, at_pointer, escaped, is_count, shown
 from .keywords import IN_PLACE, SINCE, keywords
 from .parts import Part
-from .patterns import translated
 from .references import References, is_resource
 from .unenforced import Unenforced
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
 """Most levels that schemas are nested, and schemas in one; each costs some microseconds."""
+
+Translation = TypeVar("Translation")
 
 
 class Walk:
@@ -150,10 +151,10 @@ class Node:
         value = self.get(keyword, is_count, "a whole number below 2**32")
         return None if value is None else int(value)
 
-    def translated(self, keyword: str, pattern: str, either: bool = False) -> str | None:
-        """Return a pattern of a keyword in Rust's syntax; None if there is none, which is noted."""
+    def translated(self, keyword: str, pattern: str, translate: Callable[[str], Translation]) -> Translation | None:
+        """Return a pattern of a keyword in Rust's syntax; None if it has no translation, which is noted."""
         try:
-            return translated(pattern, either)
+            return translate(pattern)
         except ValueError as error:
             self.note(keyword, f"{shown(pattern)}: {error}")
             return None

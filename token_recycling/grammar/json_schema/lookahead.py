@@ -1,0 +1,93 @@
+"""Look-ahead at the beginning of a pattern, as further patterns that the string matches.
+
+`^(?=.*[A-Z])(?!-).{8,}$` is three patterns: `^.*[A-Z]`, one that says how no string begins with a hyphen, and
+`^.{8,}$`. llguidance has neither look-ahead nor complements, but holds a string to several patterns. What `(?!...)`
+forbids may be a character at the beginning (`(?!\\d)`), words there (`(?!tmp|test$)`), only some characters
+(`(?!\\s*$)`), one at the end (`(?!.*-$)`), or one anywhere or two in a row (`(?!.*\\.\\.)`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from .json_values import shown
+from .patterns import WRITABLE, alternatives, excluding, group_end, translated
+
+_SET = r"(?:\\[dDwWsS]|\\[^\w\s]|\[(?:\\.|[^\]\\])+\]|[^\\^$.|?*+()\[\]{}])"
+"""One character of some, as a pattern says it."""
+_LITERAL = r"(?:\\[^\w\s]|[^\\^$.|?*+()\[\]{}])"
+_POSITIVE = rf"(?!\[\^){_SET}"
+_NEWLINE = r"\n"
+"""To Python, `$` matches before one at the end too."""
+_BEGINS, _IS_ONLY = re.compile(f"({_SET})"), re.compile(rf"({_POSITIVE})\*\$")
+_HAS, _ENDS = re.compile(rf"\.\*({_SET})"), re.compile(rf"\.\*({_POSITIVE})\$")
+_HAS_TWO = re.compile(rf"\.\*({_SET})({_SET})")
+_WORD, _GROUP = re.compile(f"{_LITERAL}+"), re.compile(r"\((?:\?:)?([^()]*)\)(\$?)")
+
+
+def conjuncts(pattern: str) -> list[str]:
+    """Return patterns in Rust's syntax; a string that matches all of them matches a pattern in both dialects. Where
+    look-ahead forbids something, some strings with line ends are left out. Raise ValueError for other syntax.
+    """
+    patterns, position = list[str](), 1
+    while pattern.startswith("^") and pattern.startswith(("(?=", "(?!"), position):
+        end = group_end(pattern, position)
+        inner = pattern[position + 3 : end - 1]
+        patterns.append(translated(f"^(?:{inner})") if pattern[position + 2] == "=" else _without(inner))
+        position = end
+    rest = translated(f"^{pattern[position:]}" if patterns else pattern)
+    if patterns and alternatives(rest):
+        raise ValueError("look-ahead is of the first alternative only; put the alternatives into a group")
+    return [rest, *patterns]
+
+
+def _without(pattern: str) -> str:
+    """Return the pattern of strings that do not begin with a match of another."""
+    if match := _BEGINS.fullmatch(pattern):
+        return f"^(?:{_other(match[1])}{WRITABLE}*)?$"
+    if match := _IS_ONLY.fullmatch(pattern):
+        return _other(match[1], _NEWLINE)
+    if match := _ENDS.fullmatch(pattern):
+        return rf"^(?:{WRITABLE}*{_other(match[1], _NEWLINE)})?$"
+    if match := _HAS.fullmatch(pattern):
+        return f"^{_other(match[1])}*$"
+    if match := _HAS_TWO.fullmatch(pattern):
+        one, two = match.groups()
+        if one == two:
+            here = translated(one, either=True)
+            return f"^(?:(?:{here})?{_other(one)})*(?:{here})?$"
+        if re.fullmatch(_LITERAL, one) and re.fullmatch(_LITERAL, two):
+            return f"^(?:{_other(one)}|{translated(one)}+{_other(one, two)})*{translated(one)}*$"
+    words = _words(pattern)
+    excluded = None if words is None else excluding(*words)
+    if excluded is None:
+        look_ahead = shown(f"(?!{pattern})")
+        raise ValueError(f"{look_ahead} is not supported: it is of characters, two in a row, and words")
+    return excluded
+
+
+def _other(*sets: str) -> str:
+    """Return the class of the characters that are in none of some sets, in either dialect."""
+    if len(sets) == 1 and sets[0].startswith("["):
+        return translated(f"[{sets[0][2:]}" if sets[0].startswith("[^") else f"[^{sets[0][1:]}")
+    members = (
+        one[1:-1] if one.startswith("[") else one if len(one) > 1 or one.isalnum() else f"\\{one}" for one in sets
+    )
+    return translated(f"[^{''.join(members)}]")
+
+
+def _words(pattern: str) -> tuple[list[str], list[str]] | None:
+    """Return the whole strings and the beginnings that a pattern matches; None if it has more than words."""
+    group = _GROUP.fullmatch(pattern)
+    options, end = group.groups() if group else (pattern, "")
+    texts, beginnings = list[str](), list[str]()
+    for option in options.split("|"):
+        word = option.removesuffix("$")
+        if not _WORD.fullmatch(word):
+            return None
+        text = re.sub(r"\\(.)", r"\1", word)
+        if end or word != option:
+            texts += [text, text + "\n"]
+        else:
+            beginnings.append(text)
+    return texts, beginnings
