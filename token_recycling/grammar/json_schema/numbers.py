@@ -45,7 +45,8 @@ def says_how_a_limit_is_meant(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 def limit_of(keyword: str, schema: Mapping[str, Any]) -> Limit | None:
     """Return the limit that a keyword of a schema sets; None if it sets none."""
-    if not is_number(value := schema.get(keyword)):
+    value: Any = schema.get(keyword)
+    if not is_number(value):
         return None
     return Limit(value, exclusive=keyword not in EXCLUSIVE or schema.get(EXCLUSIVE[keyword]) is True)
 
