@@ -18,7 +18,7 @@ from support.strategies import fuzz
 
 from token_recycling.grammar.compile import compiled
 from token_recycling.grammar.json_schema.enforce import enforceable
-from token_recycling.grammar.json_schema.unenforced import UnenforceableError
+from token_recycling.grammar.json_schema.errors import UnenforceableError
 from token_recycling.grammar.json_schema.walk import MAX_DEPTH
 
 TOKENIZER = byte_tokenizer()
@@ -33,7 +33,8 @@ VALUES: list[Any] = [
 INTEGER = {"$defs": {"i": {"type": "integer"}, "a/b c": {"type": "integer"}, "n": {"$anchor": "named", "const": 7}}}
 ENFORCED: list[dict[str, Any]] = [
     {"type": "string"}, {"type": "integer"}, {"type": ["integer", "null"]}, {"type": ["number", "integer"]}, {},
-    {"pattern": "^a"}, {"pattern": "^a[\\x00-\\x7f]b$"}, {"pattern": "^a\\x01?$"},
+    {"pattern": "^a"}, {"pattern": "^(?=.*b)(?!b)[a-d]+$"}, {"contains": {"type": "integer"}, "maxItems": 3},
+    {"pattern": "^a[\\x00-\\x7f]b$"}, {"pattern": "^a\\x01?$"},
     {"maxLength": 3}, {"minLength": 2}, {"minimum": 100}, {"maximum": 1}, {"exclusiveMinimum": 5},
     {"minimum": 5, "exclusiveMinimum": True}, {"exclusiveMinimum": True}, {"maximum": 5, "exclusiveMaximum": False},
     {"minimum": 5, "anyOf": [{"type": "number"}], "exclusiveMinimum": True},
@@ -182,6 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"items": {"format": "date", "maxLength": 9, "type": "string"}, "minItems": 1, "type": "array"}, "#/items/maxL"),
     ({"properties": {"a": {"not": {}}}, "required": ["a"], "type": "object"}, "#/required: admits no value"),
     ({"not": {}}, "#/not: admits no value"),
+    ({"allOf": [False]}, "#/allOf: admits no value"),
     ({"oneOf": [{"const": "a"}, {"const": "a"}]}, "#/oneOf: admits no value"),
     (
         {"properties": {"a": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
@@ -388,6 +390,8 @@ KEYWORDS = {
     "dependentRequired": lambda inner: st.just({"a": ["b"]}),
     "required": lambda inner: st.lists(NAMES, min_size=1, max_size=2, unique=True),
     "type": lambda inner: st.sampled_from(["object", "array", "string", "integer", ["object", "null"]]),
+    "contains": lambda inner: inner,
+    **dict.fromkeys(("minContains", "maxContains", "maxItems"), lambda inner: st.integers(0, 2)),
     "minimum": lambda inner: st.sampled_from([0, 2, 100]),
     "maxLength": lambda inner: st.integers(0, 3),
 }

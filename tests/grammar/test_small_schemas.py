@@ -16,7 +16,7 @@ from support.byte_grammars import admits, byte_tokenizer, random_output
 from support.cases import thinned
 
 from token_recycling.grammar.compile import compiled
-from token_recycling.grammar.json_schema.unenforced import UnenforceableError
+from token_recycling.grammar.json_schema.errors import UnenforceableError
 
 TOKENIZER = byte_tokenizer()
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from . import ebnf
 from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
 from .json_schema import patterns
+from .json_schema.errors import UnenforceableError, Unenforced
 from .json_schema.json_values import Schema
-from .json_schema.unenforced import UnenforceableError, Unenforced
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

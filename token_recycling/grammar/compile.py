@@ -16,8 +16,8 @@ from .._util.text_stream import one_line
 from . import ebnf
 from .json_schema import patterns
 from .json_schema.enforce import Enforceable, enforceable
+from .json_schema.errors import Part, UnenforceableError, Unenforced
 from .json_schema.json_values import Schema
-from .json_schema.unenforced import UnenforceableError, Unenforced
 from .masks import words_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def supported(
     except RecursionError:
         raise ValueError("the schema is nested in too many levels") from None
     if enforced.schema is False:
-        raise ValueError(f"#{'' if schema is False else '/not'}: admits no value; correct the schema")
+        place = Part("#", {}, schema).pointer("not") if isinstance(schema, dict) else "#"
+        raise ValueError(f"{place}: admits no value; correct the schema")
     mistakes = [lost for lost in enforced.unenforced if lost.mistaken]
     if mistakes:
         raise UnenforceableError(mistakes)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from .._util.options import SWITCH
 from ..drafters._base import PREDICTED, Drafter
-from ..grammar.json_schema.unenforced import Unenforced
+from ..grammar.json_schema.errors import Unenforced
 from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.call import GenerateCall
 from ..loop.request import Hints

@@ -25,7 +25,7 @@ from .._util.text_stream import one_line
 from ..grammar.adapters import GrammarProcessor
 from ..grammar.calls import FunctionError, compiled_calls
 from ..grammar.compile import Grammar, compiled
-from ..grammar.json_schema.unenforced import Unenforced
+from ..grammar.json_schema.errors import Unenforced
 from ..grammar.vocabulary import special_tokens
 from ..hf.constrain import vocabulary_of
 from ..model.loading import Loaded

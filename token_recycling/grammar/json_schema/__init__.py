@@ -14,5 +14,6 @@ keywords mean nothing to a validator, and nothing here.
 - `scalars`, `arrays`, `objects` and `in_place` express the keywords of a node, each keyword in one function.
 - `complement`, `disjoint` and `references` answer questions about schemas as they were written; `endless` one about the
   result.
-- `keywords`, `numbers`, `patterns`, `formats` and `json_values` have the facts: of drafts, validators and llguidance.
+- `keywords`, `numbers`, `patterns`, `lookahead`, `formats` and `json_values` have the facts: of drafts, validators and
+  llguidance. `errors` says what cannot be enforced, and what has no value.
 """

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
+from .errors import Part
 from .json_values import Schema
-from .parts import Part
 
 
 def prune(schema: dict[str, Any], parts: Sequence[Part]) -> None:

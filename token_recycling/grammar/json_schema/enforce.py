@@ -7,9 +7,8 @@ from typing import Any
 
 from . import arrays, in_place, objects, scalars
 from .endless import prune
+from .errors import Part, Unenforced
 from .json_values import Schema
-from .parts import Part
-from .unenforced import Unenforced
 from .walk import Walk
 
 _EXPRESS = (scalars.express, arrays.express, objects.express, in_place.express)

@@ -8,11 +8,10 @@ from urllib.parse import urldefrag
 
 from .complement import Complements
 from .disjoint import Comparison
+from .errors import Part, Unenforced
 from .json_values import TYPES, Schema, at_pointer, escaped, is_count, shown
 from .keywords import IN_PLACE, SINCE, keywords
-from .parts import Part
 from .references import References, is_resource
-from .unenforced import Unenforced
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
 """Most levels that schemas are nested, and schemas in one; each costs some microseconds."""

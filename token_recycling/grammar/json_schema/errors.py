@@ -1,12 +1,41 @@
-"""The schemas within a schema, as they were written and as they are enforced, and what errors call their keywords."""
+"""What errors say of a schema: its keywords that cannot be enforced, and its parts that have no value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .json_values import escaped
+from .json_values import escaped, unescaped
 from .keywords import IN_PLACE
+
+
+class Unenforced(NamedTuple):
+    """A keyword that outputs are not held to."""
+
+    place: str
+    """JSON pointer to the keyword, as a fragment."""
+    why: str
+    mistaken: bool = False
+    """Whether no schema has such a keyword: its value is of the wrong kind, or refers to nothing."""
+
+    @property
+    def keyword(self) -> str:
+        """Return its name."""
+        return unescaped(self.place.rpartition("/")[2])
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}"
+
+
+class UnenforceableError(ValueError):
+    """A schema with keywords that cannot be enforced, where they must be, or with mistakes."""
+
+    def __init__(self, unenforced: Sequence[Unenforced]) -> None:
+        shown = "; ".join(map(str, unenforced[:5])) + ("; ..." if len(unenforced) > 5 else "")
+        fix = "correct the schema" if unenforced[0].mistaken else "leave these keywords out, or ask without strict"
+        super().__init__(f"{shown}; {fix}")
+        self.unenforced = unenforced
+
 
 _EXPRESSED: dict[str, tuple[str, ...]] = {
     "minimum": ("exclusiveMinimum", "format", "multipleOf"),
