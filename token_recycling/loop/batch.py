@@ -25,7 +25,7 @@ from .._util.device import lasting
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
-from ..model.runner import EagerRunner, Pass, Runner
+from ..model.runner import Pass, Runner
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
 from .pacer import Clock, Pace, Pacer
@@ -51,9 +51,7 @@ class Batch:
         """`requests`: one at least, all of one model; `cache` holds `cached` tokens of each, from slot 0 on."""
         self.target, self.requests, self.pacer, self.clock = requests[0].target, requests, pacer, clock
         reading = None if requests[0].reading is None else partial(self._between_pieces, requests[0].reading)
-        self.eager = EagerRunner(self.target, cache, reading, partial(clock.lap, "prepare"))
-        """Reads the prompts."""
-        self.runner: Runner = self.eager
+        self.runner = Runner(self.target, cache, reading, partial(clock.lap, "prepare"))
         """Owns the slots of the sequences, in the order of the requests."""
         self._states = _states_read(requests)
         """Numbers of the hidden states that drafters need."""
@@ -94,7 +92,7 @@ class Batch:
             request.start()
         first, info = self.requests[0], self.target.info
         if captured is not None:
-            self.runner = captured.runner(self.eager, max(request.sequence.max_length for request in self.requests))
+            self.runner = captured.runner(self.runner, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.path
         # The first step reads the prompt too: of one sequence, where the model computes alike at every length; of any,
         # where states over the sequence must be what `generate` has then.
@@ -253,7 +251,7 @@ class Batch:
     def join(self, other: Batch) -> None:
         """Add the request of another batch of the same model, after its first step."""
         (request,) = other.requests
-        self.runner.join(other.eager, len(self.requests), request.sequence.length - 1)
+        self.runner.join(other.runner, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
         self._states = _states_read(self.requests)
 

@@ -72,7 +72,7 @@ class _Joining:
         """Begin with what the prefix cache holds; others may have cached the beginning of the request meanwhile."""
         try:
             if (cache := self.request.take_prefix()) is not None:
-                self.batch.eager.cache = cache
+                self.batch.runner.cache = cache
         except Exception as error:
             self.request.fail(error)
 

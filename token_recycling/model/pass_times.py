@@ -64,22 +64,23 @@ class PassTimes:
         self._written = -math.inf
         self._choosing = Lock()
 
-    def curve(self, texts: int, length: int) -> OnlineCurve:
-        """Return the cost curve for a batch of `texts` sequences, the longest of `length` tokens. It starts from the
+    def curve(self, sequences: int, length: int) -> OnlineCurve:
+        """Return the cost curve for a batch of so many sequences, the longest of `length` tokens. It starts from the
         curve on disk, else from that of another length or of one sequence.
         """
-        key = texts, band(length)[-1]
+        key = sequences, band(length)[-1]
         with self._choosing:
             if key not in self._curves:
                 self._curves[key] = OnlineCurve(self._begun(*key))
             return self._curves[key]
 
-    def _begun(self, texts: int, length: int) -> np.ndarray:
-        by_length = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == texts}
-        by_length |= {n: curve.seconds for (count, n), curve in self._curves.items() if count == texts and curve.steps}
+    def _begun(self, sequences: int, length: int) -> np.ndarray:
+        by_length = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == sequences}
+        learned = {key: curve.seconds for key, curve in self._curves.items() if curve.steps}
+        by_length |= {n: seconds for (count, n), seconds in learned.items() if count == sequences}
         if by_length:
             return by_length[min(by_length, key=lambda other: abs(math.log(other / length)))]
-        return self._prior if texts == 1 else shared_by(texts, self.curve(1, length).seconds)
+        return self._prior if sequences == 1 else shared_by(sequences, self.curve(1, length).seconds)
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
         """Return the plausible shapes on disk."""
@@ -91,9 +92,9 @@ class PassTimes:
             for curve in content["curves"]
         }
         return {
-            (texts, length): shape
-            for (texts, length), shape in shapes.items()
-            if _plausible(shape) and len(shape) == len(shared_by(texts, self._prior))
+            (sequences, length): shape
+            for (sequences, length), shape in shapes.items()
+            if _plausible(shape) and len(shape) == len(shared_by(sequences, self._prior))
         }
 
     def keep(self) -> None:
@@ -113,8 +114,8 @@ class PassTimes:
         for key, shape in learned.items():
             shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
         curves = [
-            {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
-            for (texts, length), shape in sorted(shapes.items())
+            {"texts": sequences, "length": length, "relative": np.round(shape, 4).tolist()}
+            for (sequences, length), shape in sorted(shapes.items())
         ]
         facts.write(self._path, {"setting": self._setting, "curves": curves})
 

@@ -102,8 +102,8 @@ class PrefixCache:
 
     @lasting
     def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
-        """Keep what a cache holds of `ids` (length,), all of them, as text number `row`. What was used least recently
-        makes room; what is larger than the limit is not kept.
+        """Keep what a cache holds of `ids` (length,), all of them, in row `row`. What was used least recently makes
+        room; what is larger than the limit is not kept.
         """
         border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):

@@ -2,14 +2,14 @@
 
 A runner reads the prompts of a batch into slots, makes a forward pass over one draft for each sequence, and keeps the
 slots of the accepted nodes. Sequences join and leave it. The last token of a sequence is never in a slot: it is the
-root of the next draft. `EagerRunner` works in a cache of transformers, `graphs.passes.GraphRunner` in the slots of
-captured passes.
+root of the next draft. A `Runner` works in a cache of transformers; a `graphs.passes.GraphRunner` reads prompts like
+it, and makes the passes behind them in the slots of captured passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -45,60 +45,13 @@ class Pass(NamedTuple):
     """Tokens of a prompt that were cached before the pass read the rest of it; None where it read none."""
 
 
-class Runner(Protocol):
-    """Owns the slots of the sequences of one batch."""
-
-    @property
-    def cache(self) -> TreeCache:
-        """The cache in whose slots the sequences are, each from slot 0 on."""
-
-    @property
-    def path(self) -> str:
-        """How passes are made: see `Stats.path`."""
-
-    def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
-    ) -> list[torch.Tensor] | None:
-        """Read each of `sequences` (length,) but its last token into slots, behind the `cached` ones that are there.
-        Return the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all that was
-        read, for each; None where none are wanted, or the family left some out.
-        """
-
-    def forward(
-        self,
-        drafts: Sequence[Draft],
-        sequences: Sequence[torch.Tensor],
-        active: Collection[int],
-        states: tuple[int, ...] = (),
-    ) -> Pass:
-        """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
-        a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
-        """
-
-    def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the slots of the accepted nodes of the last pass, for each sequence; the others are free again."""
-
-    def undo(self, result: Pass) -> Pass:
-        """Forget what the last pass wrote; slots behind the sequences hold zeros then. Return it with the numbers of
-        tokens that are cached now: a prompt that it read is not.
-        """
-
-    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
-        """Add the sequence of another runner, with `cached` tokens in slots, behind `sequences` others."""
-
-    def leave(self, order: Sequence[int], cached: int) -> None:
-        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs. The
-        longest of those that stay has `cached` tokens in slots.
-        """
-
-    def give_back(self, lengths: Sequence[int]) -> None:
-        """Leave the first `lengths[row]` tokens of each sequence in the cache that the runner began with."""
-
-
-class EagerRunner:
-    """Makes passes as the model's own code does, in a cache that may hold the beginnings of the sequences."""
+class Runner:
+    """Owns the slots of the sequences of one batch. It makes passes as the model's own code does, in a cache that may
+    hold the beginnings of the sequences.
+    """
 
     path = "eager"
+    """How passes are made: see `Stats.path`."""
 
     def __init__(
         self,
@@ -111,10 +64,15 @@ class EagerRunner:
         once its inputs are made.
         """
         self.target, self.cache, self.reading, self.prepared = target, cache, reading, prepared
+        """The cache is that in whose slots the sequences are now, each from slot 0 on."""
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
+        """Read each of `sequences` (length,) but its last token into slots, behind the `cached` ones that are there.
+        Return the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all that was
+        read, for each; None where none are wanted, or the family left some out.
+        """
         if not states:
             prefill(self.target, sequences, self.cache, cached, self.reading)
             return None
@@ -136,6 +94,9 @@ class EagerRunner:
         active: Collection[int],
         states: tuple[int, ...] = (),
     ) -> Pass:
+        """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
+        a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
+        """
         if self.target.info.border is not None:
             cross_border(self.target, sequences, self.cache)
         lengths = [len(sequence) - 1 for sequence in sequences]
@@ -181,22 +142,30 @@ class EagerRunner:
         return Pass(lengths, cached, target.forward(inputs, cache))
 
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the slots of the accepted nodes of the last pass, for each sequence; the others are free again."""
         self.cache.keep(result.starts, result.lengths, accepted)
 
     def undo(self, result: Pass) -> Pass:
+        """Forget what the last pass wrote; slots behind the sequences hold zeros then. Return it with the numbers of
+        tokens that are cached now: a prompt that it read is not.
+        """
         lengths = result.lengths if result.prompt_from is None else [result.prompt_from]
         self.cache.keep(result.starts, lengths, [()] * len(lengths))
         self.cache.wipe(lengths)
         return result._replace(lengths=lengths)
 
-    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
+    def join(self, other: Runner, sequences: int, cached: int) -> None:
+        """Add the sequence of another runner, with `cached` tokens in slots, behind `sequences` others."""
         self.cache.join(other.cache)
 
     def leave(self, order: Sequence[int], cached: int) -> None:
+        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs. The
+        longest of those that stay has `cached` tokens in slots.
+        """
         self.cache.select(order, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
-        """Do nothing: the slots are those of the cache."""
+        """Leave the first `lengths[row]` tokens of each sequence in the cache that the runner began with: this one."""
 
 
 def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:

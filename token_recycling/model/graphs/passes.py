@@ -17,7 +17,7 @@ from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..frames import ROWS, SHORTEST_BAND, band_of, batch_of, packed_inputs, rows_of
 from ..hidden import layer_states
 from ..kv_cache import TreeCache
-from ..runner import EagerRunner, NoFastPathError, Pass
+from ..runner import NoFastPathError, Pass, Runner
 from ..target import Target
 from .capture import Graphs
 from .state import state_of
@@ -76,8 +76,8 @@ class CapturedPasses:
         """Of the slots that the graphs use."""
         self.slots = self._empty(target)
 
-    def runner(self, eager: EagerRunner, longest: int) -> GraphRunner:
-        """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
+    def runner(self, eager: Runner, longest: int) -> GraphRunner:
+        """Return a runner in place of an eager one, for sequences that may grow up to `longest` tokens."""
         return GraphRunner(self, eager, longest)
 
     def take(self, suspends: bool = False) -> bool:
@@ -229,37 +229,33 @@ class CapturedPasses:
             self.forward(target, [draft] * batch, [1] * batch, states)
 
 
-class GraphRunner:
-    """Makes the passes of one batch in the slots of captured passes. Prompts are read into these slots by an eager
-    runner, so that there is no second copy. A cache that holds something already, as of a prompt that was read piece by
-    piece, is copied before the first captured pass.
+class GraphRunner(Runner):
+    """Makes the passes of one batch in the slots of captured passes. Prompts are read into these slots eagerly, so that
+    there is no second copy. A cache that holds something already, as of a prompt that was read piece by piece, is
+    copied before the first captured pass.
     """
 
-    def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
-        """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
-        self._passes, self._eager, self._longest = passes, eager, longest
+    def __init__(self, passes: CapturedPasses, eager: Runner, longest: int) -> None:
+        """Take the place of an `eager` one; sequences may grow up to `longest` tokens."""
+        super().__init__(eager.target, eager.cache, eager.reading, eager.prepared)
+        self._passes, self._longest = passes, longest
         captured = "captured as CUDA graphs" if passes.device.type == "cuda" else "not captured"
         self.path = f"fast: forward passes of constant shapes, {captured}"
         self._given: TreeCache | None = None
         """The cache that the batch began with, once the sequences lie in the captured slots."""
 
-    @property
-    def cache(self) -> TreeCache:
-        """The cache in whose slots the sequences are."""
-        return self._eager.cache
-
     def _move(self, sequences: Sequence[torch.Tensor]) -> None:
         """Let the sequences lie in the captured slots from now on."""
-        lengths, given = [len(sequence) - 1 for sequence in sequences], self._eager.cache
-        self._passes.begin(self._eager.target, given, lengths, self._longest)
-        self._eager.cache, self._given = self._passes.slots, given
+        lengths, given = [len(sequence) - 1 for sequence in sequences], self.cache
+        self._passes.begin(self.target, given, lengths, self._longest)
+        self.cache, self._given = self._passes.slots, given
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
         if self._given is None and not self.cache.length:
             self._move(sequences)
-        return self._eager.prefill(sequences, cached, states)
+        return super().prefill(sequences, cached, states)
 
     def forward(
         self,
@@ -268,30 +264,20 @@ class GraphRunner:
         active: Collection[int],
         states: tuple[int, ...] = (),
     ) -> Pass:
-        target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
-        cached = self.cache.length
+        lengths, cached = [len(sequence) - 1 for sequence in sequences], self.cache.length
         if self._given is None and (not cached or cached >= max(lengths)):
             self._move(sequences)
         if cached < max(lengths):
-            return self._eager.forward(drafts, sequences, active, states)
+            return super().forward(drafts, sequences, active, states)
         self.cache.settle(lengths)
-        self._eager.prepared()
-        return self._passes.forward(target, drafts, lengths, states)
+        self.prepared()
+        return self._passes.forward(self.target, drafts, lengths, states)
 
-    def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        self._eager.keep(result, accepted)
-
-    def undo(self, result: Pass) -> Pass:
-        return self._eager.undo(result)
-
-    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
+    def join(self, other: Runner, sequences: int, cached: int) -> None:
         if self._given is None:
-            self._eager.join(other, sequences, cached)
+            super().join(other, sequences, cached)
         else:
-            self._passes.join(self._eager.target, other.cache, sequences, cached)
-
-    def leave(self, order: Sequence[int], cached: int) -> None:
-        self._eager.leave(order, cached)
+            self._passes.join(self.target, other.cache, sequences, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
         if self._given is not None:
