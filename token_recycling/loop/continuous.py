@@ -14,9 +14,8 @@ as if all sequences were as long as the longest and had as many nodes, so drafts
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,43 +48,6 @@ def why_not_batched(target: Target) -> str | None:
     return target.info.why_not_batch
 
 
-@dataclass(eq=False)
-class _Joining:
-    """A request whose prompt is being prefilled."""
-
-    batch: Batch
-    on_step: OnStep
-
-    @property
-    def request(self) -> Request:
-        return self.batch.requests[0]
-
-    def uncached(self) -> int:
-        """Return the tokens to prefill: neither cached nor in the prefix cache."""
-        request, prefixes = self.request, self.request.hints.prefixes
-        cached = request.cached
-        if prefixes is not None and not cached:
-            cached = prefixes.cached_tokens(request.sequence.on_host)
-        return request.sequence.length - 1 - cached
-
-    def take_prefix(self) -> None:
-        """Begin with what the prefix cache holds; others may have cached the beginning of the request meanwhile."""
-        try:
-            if (cache := self.request.take_prefix()) is not None:
-                self.batch.runner.cache = cache
-        except Exception as error:
-            self.request.fail(error)
-
-    def is_given_up(self) -> bool:
-        """Whether it failed or was cancelled."""
-        if self.request.reading is not None:
-            try:
-                self.request.reading()
-            except Exception as error:
-                self.request.fail(error)
-        return self.request.error is not None
-
-
 class RunningBatch:
     """A continuous batch; used by one thread."""
 
@@ -102,8 +64,8 @@ class RunningBatch:
         """The captured passes, which are held as long as there are requests; None where passes are eager."""
         self._pacer = Pacer.of(target)
         self._piece = piece_of(target, 0, others=True)
-        self._joining: list[_Joining] = []
-        """In order of arrival."""
+        self._joining: dict[Request, Batch] = {}
+        """Requests whose prompts are being prefilled, in order of arrival, and a batch of each alone."""
         self._passed_over = 0
         """How often others were prefilled since the oldest one was."""
         self._owed = 0.0
@@ -111,12 +73,17 @@ class RunningBatch:
         self._batch: Batch | None = None
         """The running requests; None if there are none."""
         self._callbacks: dict[Request, OnStep] = {}
-        """The running requests and their `on_step`."""
+        """All requests and their `on_step`."""
+
+    @property
+    def _running(self) -> list[Request]:
+        """The requests that have made a step."""
+        return [] if self._batch is None else self._batch.requests
 
     @property
     def requests(self) -> list[Request]:
         """All requests: running ones, then those whose prompts are being prefilled."""
-        return [*self._callbacks, *(joining.request for joining in self._joining)]
+        return [*self._running, *self._joining]
 
     def join(self, request: Request, on_step: OnStep) -> None:
         """Add a request from the next step on. `on_step` is called with each of its steps, before learning from it.
@@ -139,8 +106,8 @@ class RunningBatch:
             self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
         clock = Clock(request.stats, self.target.device)
-        batch = Batch([request], self._pacer, self.target.new_cache(), clock)
-        self._joining.append(_Joining(batch, on_step))
+        self._joining[request] = Batch([request], self._pacer, self.target.new_cache(), clock)
+        self._callbacks[request] = on_step
 
     def leave(self, request: Request, error: Exception) -> None:
         """End a request early; the next step returns it."""
@@ -156,7 +123,7 @@ class RunningBatch:
             try:
                 self._pass(self._batch)
             except Exception as error:  # of the forward pass itself, which concerns all
-                for request in self._callbacks:
+                for request in self._running:
                     request.error = request.error or error
             self._owed -= time.perf_counter() - began
             ended += self._drop()
@@ -172,34 +139,33 @@ class RunningBatch:
     def _begin(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
         left, ended = self._piece, []
-        while left > 0 and (joining := self._next(left)) is not None:
-            request, began = joining.request, time.perf_counter()
-            self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
-            joining.take_prefix()
+        while left > 0 and (request := self._next(left)) is not None:
+            batch, began = self._joining[request], time.perf_counter()
+            self._passed_over = 0 if request is next(iter(self._joining)) else self._passed_over + 1
+            _take_prefix(batch)
             uncached = request.sequence.length - 1 - request.cached
             piece = piece_of(self.target, request.cached, len(self.requests) > 1)
-            is_left = self._read(joining, uncached, piece)
-            if uncached > piece and self._callbacks:
+            is_left = self._read(batch, uncached, piece)
+            if uncached > piece and self._running:
                 synchronize(self.target.device)
                 self._owed = time.perf_counter() - began
             left = 0 if is_left else left - max(1, uncached)
             if not is_left:
-                self._joining.remove(joining)
+                del self._joining[request]
                 if not request.active:
-                    request.finish()
-                    ended.append(request)
+                    ended.append(self._ended(request))
         return ended
 
-    def _read(self, joining: _Joining, uncached: int, piece: int) -> bool:
+    def _read(self, batch: Batch, uncached: int, piece: int) -> bool:
         """Read a piece of a prompt, or all of its `uncached` tokens and make the first step; return whether some of it
         is left.
         """
-        batch, request = joining.batch, joining.request
+        (request,) = batch.requests
         if request.error is not None:
             return False
         try:
             if uncached <= piece or not self.target.info.reads_on:
-                self._first_step(joining)
+                self._first_step(batch)
                 return False
             batch.clock.restart()
             batch.read(piece)
@@ -208,35 +174,33 @@ class RunningBatch:
             request.error = error
         return request.error is None
 
-    def _next(self, left: int) -> _Joining | None:
-        """Return the prompt to prefill next, where `left` tokens may be read before the next step: the shortest, or
-        the oldest if others overtook it too often; None where none fits, or steps are due.
+    def _next(self, left: int) -> Request | None:
+        """Return the request to prefill next, where `left` tokens may be read before the next step: that of the
+        shortest prompt, or the oldest if others overtook it too often; None where none fits, or steps are due.
         """
         if not self._joining:
             return None
-        oldest, shortest, fresh = self._joining[0], min(self._joining, key=_Joining.uncached), left == self._piece
+        oldest, shortest = next(iter(self._joining)), min(self._joining, key=Request.uncached)
+        fresh = left == self._piece
         if self._passed_over >= _MOST_PASSED_OVER:
             return oldest if fresh else None
         if shortest.uncached() <= left:
             return shortest
-        return shortest if fresh and not (self._callbacks and self._owed > 0) else None
+        return shortest if fresh and not (self._running and self._owed > 0) else None
 
     def _given_up(self) -> list[Request]:
         """Remove and return cancelled requests whose prompts are being prefilled; their cached tokens are kept."""
-        finished = [joining for joining in self._joining if joining.is_given_up()]
-        for joining in finished:
-            self._joining.remove(joining)
-            request = joining.request
-            _keep_prefix(joining.batch, 0, request.cached + 1)
-            request.finish()
-        return [joining.request for joining in finished]
+        given_up = [request for request in self._joining if request.is_given_up()]
+        for request in given_up:
+            _keep_prefix(self._joining.pop(request), 0, request.cached + 1)
+        return [self._ended(request) for request in given_up]
 
-    def _first_step(self, joining: _Joining) -> None:
+    def _first_step(self, batch: Batch) -> None:
         """Make the first step of a request alone; then let it join the others."""
-        batch, request = joining.batch, joining.request
+        (request,) = batch.requests
         batch.clock.restart()
         batch.begin(self._captured if self._batch is None else None)
-        if _step(batch, [joining.on_step]):
+        if self._step(batch):
             _keep_prefix(batch, 0, request.sequence.length)
         if not request.active:
             return
@@ -244,44 +208,55 @@ class RunningBatch:
             self._batch = batch
         else:
             self._batch.join(batch)
-        self._callbacks[request] = joining.on_step
 
     def _pass(self, batch: Batch) -> None:
         """Make one forward pass over all sequences; its time counts for each of them."""
         batch.clock.stats = [request.stats for request in batch.requests]
         batch.clock.restart()
-        for row in _step(batch, [self._callbacks[request] for request in batch.requests]):
+        for row in self._step(batch):
             request = batch.requests[row]
             if not request.active:
                 _keep_prefix(batch, row, request.sequence.length)
 
     def _drop(self) -> list[Request]:
         """Remove the requests that have ended, and return them."""
-        finished = [request for request in self._callbacks if not request.active]
-        for request in finished:
-            request.finish()
-            del self._callbacks[request]
-        if not self._callbacks:
+        batch, finished = self._batch, [request for request in self._running if not request.active]
+        if batch is not None and len(finished) == len(batch.requests):
             self._batch = None
-            if finished:  # idle: time to save
-                self._pacer.keep()
-        elif finished and self._batch is not None:
-            self._batch.leave(finished)
-        return finished
+            self._pacer.keep()  # idle: time to save
+        elif batch is not None and finished:
+            batch.leave(finished)
+        return [self._ended(request) for request in finished]
+
+    def _step(self, batch: Batch) -> list[int]:
+        """Make one step of each request of a batch, deliver it, then learn from it. Return the rows whose step did not
+        fail: their slots are those of their sequences.
+        """
+        steps = batch.step()
+        for step in steps:
+            request = batch.requests[step.row]
+            try:
+                self._callbacks[request](step)
+            except Exception as error:
+                request.fail(error)
+        batch.learn()
+        return [step.row for step in steps]
+
+    def _ended(self, request: Request) -> Request:
+        """Count what the drafter of a request did, forget the request and return it."""
+        request.finish()
+        del self._callbacks[request]
+        return request
 
 
-def _step(batch: Batch, callbacks: Sequence[OnStep]) -> list[int]:
-    """Make one step of each request of a batch, deliver it, then learn from it. Return the rows whose step did not
-    fail: their slots are those of their sequences.
-    """
-    steps = batch.step()
-    for step in steps:
-        try:
-            callbacks[step.row](step)
-        except Exception as error:
-            batch.requests[step.row].fail(error)
-    batch.learn()
-    return [step.row for step in steps]
+def _take_prefix(batch: Batch) -> None:
+    """Let the only request begin with what the prefix cache holds now: others may have cached its beginning."""
+    (request,) = batch.requests
+    try:
+        if (cache := request.take_prefix()) is not None:
+            batch.runner.cache = cache
+    except Exception as error:
+        request.fail(error)
 
 
 def _keep_prefix(batch: Batch, row: int, tokens: int) -> None:

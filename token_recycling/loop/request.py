@@ -339,6 +339,22 @@ class Request:
             raise error
         self.error = error
 
+    def uncached(self) -> int:
+        """Return how many tokens are to be prefilled: neither cached nor in the prefix cache."""
+        prefixes, cached = self.hints.prefixes, self.cached
+        if prefixes is not None and not cached:
+            cached = prefixes.cached_tokens(self.sequence.on_host)
+        return self.sequence.length - 1 - cached
+
+    def is_given_up(self) -> bool:
+        """Whether it failed, or `reading` ends it now."""
+        if self.reading is not None:
+            try:
+                self.reading()
+            except Exception as error:
+                self.fail(error)
+        return self.error is not None
+
     def take_prefix(self) -> TreeCache | None:
         """Return a cache with the beginning of the sequence, as far as the prefix cache has it; None without a prefix
         cache, or where a beginning is cached already.
@@ -364,7 +380,7 @@ class Request:
         """Return a draft within the grammar, the length limits and the hints, and how its drafter drafts. Raises
         ValueError for a root that is not the newest token.
         """
-        pace, sequence, limit = self.pace or self.start(), self.sequence, self.target.max_length
+        pace, sequence, limit = self.start(), self.sequence, self.target.max_length
         remaining = max(1, sequence.max_length - sequence.columns)  # at least one, as in `generate`
         state = None if self.constraint is None else self.constraint.at(sequence.on_host.numpy())
         draft = self._proposal(pacer, pace, state, remaining)
