@@ -63,7 +63,7 @@ def foreseeing_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
 
 def mtp(model: PreTrainedModel, layers: int = 2, seed: int = 1) -> MtpModel:
     """Random MTP layers for a target, whether or not its family has any."""
-    skip_before(5, 15)
+    skip_before(5, 20)
     declared = vars(model.config).copy()
     model.config.num_mtp_layers = layers
     made = MtpModel(model, layers).eval()

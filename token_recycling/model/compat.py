@@ -91,9 +91,9 @@ else:
         "cache_utils", "LinearAttentionAndSlidingWindowAttentionLayer", (5, 14)
     )
 
-    # Multi-token prediction: since 5.14, with a cache that can go back, as the drafter needs it, since 5.15.
-    MtpModel = _since("modeling_layers", "MtpModel", (5, 15))
-    MtpCache = _since("cache_utils", "MtpCache", (5, 15))
+    # Multi-token prediction: since 5.14, layer by layer, as the drafter needs it, since 5.20.
+    MtpModel = _since("modeling_layers", "MtpModel", (5, 20))
+    MtpCache = _since("cache_utils", "MtpCache", (5, 20))
 
     # DFlash assistants: since 5.15, with hidden states by number, as the drafter gives them, since 5.23.
     DFlashTokenCandidateGenerator = _since("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
