@@ -195,7 +195,7 @@ REFUSED = [
     (C, {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     (C, {"max_tokens": 5.5}, "max_tokens", "5.5"),
     (C, {"max_tokens": 0}, "max_tokens", "echo"),
-    (C, {"stop": ["x"] * 17}, "stop", "16"),
+    (C, {"stop": ["x"] * 65}, "stop", "64"),
     # The chat template
     (H, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
     (H, {"continue_final_message": True}, "continue_final_message", "user"),
@@ -272,7 +272,8 @@ OTHERS = [
     ("/v1/models/other/model", None, 404, "model_not_found"),
     ("/v1/embeddings", {"input": "a"}, 400, "unsupported"),
     (A, {**ASKED[A], "mcp_servers": [{"url": "https://example.com"}]}, 400, "unsupported"),
-    ("/v1/nothing", {}, 404, None),
+    ("/v1/nothing", {}, 404, "not_found"),
+    ("/chat/completions", {}, 404, "not_found"),
 ]
 
 

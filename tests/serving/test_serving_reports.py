@@ -1,7 +1,7 @@
 """Requests that public reports on other servers are about, as their clients send them; each is answered here."""
 
 import pytest
-from support import tiny
+from support import http, tiny
 from support.functions import HELD
 from support.serving import serving
 from support.speaking import chatty, ending_llama
@@ -86,6 +86,61 @@ REPORTS = {
     "vercel/ai#5350, a tool whose type is null": (H, {"messages": [USER], "tools": [{"type": None, "function": GO}]}),
     "vllm-project/vllm#44576, results without content": (A, turns(THOUGHT)),
     "vllm-project/vllm#44576, an error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
+    "continuedev/continue#1371, stops of an editor": (
+        H,
+        {"messages": [USER], "stop": [*(f"\n{word}" for word in ("class", "def", "function")), *"abcdefghijklmnop"]},
+    ),
+    "lmstudio-ai/lmstudio-bug-tracker#2254, empty parameters": (
+        R,
+        {"input": "a", "tools": [{"type": "function", "name": "go", "parameters": {}}], "tool_choice": "required"},
+    ),
+    "lmstudio-ai/lmstudio-bug-tracker#1652, parameters null": (
+        R,
+        {"input": "a", "tools": [{"type": "function", "name": "go", "parameters": None, "strict": False}]},
+    ),
+    "ggml-org/llama.cpp#20156, tools of servers": (
+        R,
+        {"input": "a", "tools": [{"type": kind, "name": "x"} for kind in ("custom", "web_search", "namespace")]},
+    ),
+    "langchain-ai/langchain#34751, parts of responses in a chat": (
+        H,
+        {"messages": [USER, {"role": "assistant", "content": ITEMS[3]["content"]}, USER]},
+    ),
+    "lmstudio-ai/lmstudio-bug-tracker#1399, a system message between others": (
+        A,
+        {"messages": [USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "b"}, USER]},
+    ),
+    "a conversation with tools of Anthropic's servers": (
+        A,
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
+                        {
+                            "type": "web_search_tool_result",
+                            "tool_use_id": "s",
+                            "content": [{"type": "web_search_result"}],
+                        },
+                        {"type": "text", "text": "a"},
+                        {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t",
+                            "content": [{"type": "tool_reference", "tool_name": "go"}],
+                        }
+                    ],
+                },
+            ]
+        },
+    ),
     "BerriAI/litellm#19787, thinking": (
         A,
         {
@@ -113,6 +168,23 @@ def test_what_reports_are_about_is_answered(server, report, stream):
     assert answer.status_code == 200, answer.text
     assert '"error": {' not in answer.text
     assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+
+
+def test_codex_finds_a_catalog_of_models(server):
+    """As in openai/codex#35758, which is read beside the list of OpenAI's API."""
+    listed = http.get(f"{server.url}/v1/models?client_version=0.145.0").json()
+    assert (listed["models"], listed["data"][0]["id"]) == ([], "tiny")
+
+
+def test_a_base_url_without_the_version_is_said(server):
+    """As in cline/cline#224."""
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):
+        answer = server.post(path, {"messages": [USER]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert "/v1/chat/completions" in answer.json()["error"]["message"]
+    answer = http.get(f"{server.url}/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert "GET" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

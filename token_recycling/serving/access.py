@@ -125,6 +125,14 @@ class LocalNamesMiddleware:
 _SLASHES = re.compile("//+")
 
 
+def _as_routed(scope: Scope) -> Scope:
+    """Return a request as a route expects it. HEAD is answered as GET is: the HTTP server leaves out the body. Slashes
+    too many come from base URLs.
+    """
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": f"/{_SLASHES.sub('/', scope['path']).strip('/')}"}
+
+
 class LimitMiddleware:
     """ASGI middleware: counts requests, and reads neither a body that is too large to its end nor a compressed one."""
 
@@ -135,9 +143,7 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # HEAD is answered as GET is; the HTTP server leaves out the body. Slashes too many come from base URLs.
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        scope = {**scope, "method": method, "path": f"/{_SLASHES.sub('/', scope['path']).strip('/')}"}
+        scope = _as_routed(scope)
         read, began, status = 0, time.monotonic(), 499  # of a client that disconnects before there is a response
 
         async def limited() -> Message:

@@ -27,7 +27,7 @@ from ..model.loading import Loaded
 from . import playground
 from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, client_key, is_local
 from .api import chat, completions, messages, responses, steps
-from .api.common import EventStream, events_of, whole_of
+from .api.common import Api, EventStream, events_of, whole_of
 from .api.completions import CompletionRequest
 from .api.messages import MessagesRequest, TokenCountRequest
 from .api.responses import ResponsesRequest
@@ -121,27 +121,14 @@ def app_of(engine: Engine) -> FastAPI:
 
 def _openai_routes(engine: Engine) -> APIRouter:
     """OpenAI's API."""
-    router, name, created = APIRouter(route_class=_JsonRoute), engine.settings.name, int(time.time())
-    described = {
-        model: {
-            "id": model,
-            "object": "model",
-            "created": created,
-            "owned_by": "token-recycling",
-            "max_model_len": engine.loaded.context,
-            # Anthropic's fields.
-            "type": "model",
-            "display_name": model,
-            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-        }
-        for model in (name, *engine.settings.aliases)
-    }
+    router, described = APIRouter(route_class=_JsonRoute), _described_models(engine)
 
     @router.get("/v1/models")
     async def models(key: User) -> dict[str, Any]:
         names = list(described)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return {"object": "list", "data": list(described.values()), **pages}
+        # Codex reads a catalog of its own in `models`, and reports an error without one.
+        return {"object": "list", "data": list(described.values()), "models": [], **pages}
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str, key: User) -> dict[str, Any]:
@@ -176,13 +163,34 @@ def _openai_routes(engine: Engine) -> APIRouter:
     return router
 
 
+def _described_models(engine: Engine) -> dict[str, dict[str, Any]]:
+    """The model under each of its names, in OpenAI's form and in Anthropic's."""
+    created = int(time.time())
+    return {
+        name: {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "token-recycling",
+            "max_model_len": engine.loaded.context,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        }
+        for name in (engine.settings.name, *engine.settings.aliases)
+    }
+
+
 def _own_routes(engine: Engine) -> APIRouter:
     """Steps, metrics and health."""
     router = APIRouter(route_class=_JsonRoute)
 
     @router.post("/v1/token_recycling/steps")
     async def show_steps(request: Request, body: StepsRequest, key: User) -> Response:
-        return await _respond(engine, request, body, key, steps, body.drafter)
+        job = _admit(engine, request, body, key, steps.PREFIX, body.drafter)
+        with _cancelled_on_disconnect(request, job):
+            generation = await steps.prepare(engine, body, job)
+        return EventStream(job, steps.events_of(engine, job, generation), _headers(job))
 
     @router.get("/metrics")
     async def metrics(key: MetricsUser) -> Response:
@@ -195,22 +203,28 @@ def _own_routes(engine: Engine) -> APIRouter:
     return router
 
 
-async def _respond(
-    engine: Engine, request: Request, body: Body, key: Key | None, api: Any, drafter: str = "accelerated"
-) -> Response:
+async def _respond(engine: Engine, request: Request, body: Body, key: Key | None, api: Api) -> Response:
     """The response of an API to a request, streamed where it asks for that."""
-    _check_model(engine, body.model)
-    drafts = body.speculation is None or body.speculation.enabled
-    job = engine.admit(key, api.PREFIX, drafter if drafts else "plain", is_local(request.scope))
-    headers = {"x-request-id": job.id}
+    job = _admit(engine, request, body, key, api.PREFIX)
     with _cancelled_on_disconnect(request, job):
         reply = await api.prepare(engine, body, job)
-        headers |= unenforced_header(job.unenforced)
-        if api is steps:
-            return EventStream(job, steps.events_of(engine, job, reply), headers)
         if not body.stream:
-            return JSONResponse(await whole_of(engine, job, reply), headers=headers)
-    return EventStream(job, events_of(engine, job, reply), headers)
+            return JSONResponse(await whole_of(engine, job, reply), headers=_headers(job))
+    return EventStream(job, events_of(engine, job, reply), _headers(job))
+
+
+def _admit(
+    engine: Engine, request: Request, body: Body, key: Key | None, prefix: str, drafter: str = "accelerated"
+) -> Job:
+    """Accept a request as a job; raise ApiError."""
+    _check_model(engine, body.model)
+    drafts = body.speculation is None or body.speculation.enabled
+    return engine.admit(key, prefix, drafter if drafts else "plain", is_local(request.scope))
+
+
+def _headers(job: Job) -> dict[str, str]:
+    """The headers of the response to a job whose schemas have been read."""
+    return {"x-request-id": job.id, **unenforced_header(job.unenforced)}
 
 
 @contextlib.contextmanager

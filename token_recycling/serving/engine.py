@@ -353,7 +353,7 @@ class Engine:
         generation: Generation,
         choice: int,
         on_tokens: OnTokens,
-        wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+        wrap: Callable[[Drafter], Drafter],
     ) -> None:
         """Generate an output in a worker thread; call `on_tokens` with the tokens of each step, with none at its end.
         A failure is logged, and raised as an ApiError without details.
@@ -427,20 +427,8 @@ class Engine:
         with self._lock:
             del self._jobs[job.id]
             self._by_key[job.key] -= 1
-            if job.outcome is None:
-                return
-            self.metrics.count_generation(
-                job.stats,
-                id=job.id,
-                key=job.key,
-                outcome=job.outcome,
-                accelerated=job.fallback is None,
-                prompt_tokens=job.prompt_tokens,
-                cached_tokens=job.cached_tokens,
-                seconds=job.seconds,
-                wait_seconds=job.waited,
-                first_token_seconds=job.first_token_seconds,
-            )
+            if job.outcome is not None:
+                self.metrics.count_generation(job)
 
     async def save_at_intervals(self) -> None:
         """Save what was learned every `save_every` seconds, until cancelled."""

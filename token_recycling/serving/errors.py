@@ -71,6 +71,13 @@ def _unreadable() -> ApiError:
     return ApiError(400, _UNREADABLE, "invalid_body")
 
 
+def _no_route(request: Request, error: HTTPException) -> ApiError:
+    """The error for a path or a method that no route has; most base URLs that are wrong lack /v1 or have it twice."""
+    asked = f"{request.method} {shown(request.url.path)}"
+    message = f"{asked} does not exist; the APIs are under /v1, such as POST /v1/chat/completions"
+    return ApiError(error.status_code, message, "not_found", headers=error.headers)
+
+
 def unread(error: HTTPException) -> bool:
     """Whether the server's framework could not read a body."""
     return error.status_code == 400 and not isinstance(error, ApiError)
@@ -184,6 +191,8 @@ def add_error_handlers(app: FastAPI) -> None:
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         if unread(error):
             error = _unreadable()
+        elif error.status_code in (404, 405) and not isinstance(error, ApiError):
+            error = _no_route(request, error)
         code, param = getattr(error, "code", None), getattr(error, "param", None)
         body = error_body(error.status_code, str(error.detail), code, param)
         return JSONResponse(body, error.status_code, headers=error.headers)

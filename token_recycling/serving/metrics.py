@@ -11,7 +11,7 @@ import json
 import logging
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,6 +21,25 @@ _ACCESS = logging.getLogger("token_recycling.serving.access")
 _MAT = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _SECONDS = tuple(step * 10**power for power in (-3, -2, -1, 0) for step in (1, 2, 5))
+
+
+class FinishedJob(Protocol):
+    """What is counted of a job."""
+
+    id: str
+    key: str
+    stats: Stats
+    fallback: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    waited: float
+    first_token_seconds: float | None
+
+    @property
+    def outcome(self) -> str | None: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 class Metrics:
@@ -68,61 +87,59 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
         _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
-    def count_generation(
-        self,
-        stats: Stats,
-        *,
-        id: str,
-        key: str,
-        outcome: str,
-        accelerated: bool,
-        prompt_tokens: int,
-        cached_tokens: int,
-        seconds: float,
-        wait_seconds: float,
-        first_token_seconds: float | None,
-    ) -> None:
-        """Count the tokens and times of a finished generation. Calls must not overlap."""
-        self._jobs.labels(outcome).inc()
-        self._fallbacks.inc(not accelerated)
-        self._tokens.inc(stats.tokens)
-        self._prompt_tokens.inc(prompt_tokens)
-        self._cached_tokens.inc(cached_tokens)
-        self._steps.inc(stats.steps)
-        self._drafted.inc(stats.drafted)
-        self._accepted.inc(stats.accepted.total())
-        phases = {"wait": wait_seconds, "prefill": stats.prefill_seconds, **stats.seconds}
-        for phase, spent in phases.items():
-            self._seconds.labels(phase).inc(spent)
-        self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
-        if self._sums[1]:
-            self._mat.set(self._sums[0] / self._sums[1])
-        self._latency.labels(key).observe(seconds)
-        if first_token_seconds is not None:
-            self._first.labels(key).observe(first_token_seconds)
-        if stats.tokens_per_second:
-            self._per_token.labels(key).observe(1 / stats.tokens_per_second)
-        if stats.steps:
-            self._mat_by_key.labels(key).observe(stats.mat)
-            self._step_by_key.labels(key).observe(stats.decode_seconds / stats.steps)
+    def count_generation(self, job: FinishedJob) -> None:
+        """Count the tokens and times of a job that has generated something. Calls must not overlap."""
+        self._count(job)
+        self._observe(job)
+        stats = job.stats
         _log(
             "generation",
-            id=id,
-            key=key,
-            outcome=outcome,
-            accelerated=accelerated,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
+            id=job.id,
+            key=job.key,
+            outcome=job.outcome,
+            accelerated=job.fallback is None,
+            prompt_tokens=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
             tokens=stats.tokens,
             steps=stats.steps,
             mat=round(stats.mat, 3),
             drafted=stats.drafted,
             accepted=stats.accepted.total(),
-            seconds=round(seconds, 4),
-            wait_seconds=round(wait_seconds, 4),
+            seconds=round(job.seconds, 4),
+            wait_seconds=round(job.waited, 4),
             prefill_seconds=round(stats.prefill_seconds, 4),
             decode_seconds=round(stats.decode_seconds, 4),
         )
+
+    def _count(self, job: FinishedJob) -> None:
+        """Add a job to the totals."""
+        stats = job.stats
+        self._jobs.labels(job.outcome).inc()
+        self._fallbacks.inc(job.fallback is not None)
+        self._tokens.inc(stats.tokens)
+        self._prompt_tokens.inc(job.prompt_tokens)
+        self._cached_tokens.inc(job.cached_tokens)
+        self._steps.inc(stats.steps)
+        self._drafted.inc(stats.drafted)
+        self._accepted.inc(stats.accepted.total())
+        phases = {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}
+        for phase, spent in phases.items():
+            self._seconds.labels(phase).inc(spent)
+        self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
+        if self._sums[1]:
+            self._mat.set(self._sums[0] / self._sums[1])
+
+    def _observe(self, job: FinishedJob) -> None:
+        """Add a job to the histograms of its key."""
+        stats = job.stats
+        self._latency.labels(job.key).observe(job.seconds)
+        if job.first_token_seconds is not None:
+            self._first.labels(job.key).observe(job.first_token_seconds)
+        if stats.tokens_per_second:
+            self._per_token.labels(job.key).observe(1 / stats.tokens_per_second)
+        if stats.steps:
+            self._mat_by_key.labels(job.key).observe(stats.mat)
+            self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
 
     def count_save(self, good: bool) -> None:
         """Count a saved matrix, or a failure to save it."""

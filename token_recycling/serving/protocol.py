@@ -79,7 +79,7 @@ def _stop_list(stops: str | list[str]) -> list[str]:
 
 
 _Stop = Annotated[str, StringConstraints(max_length=128)]
-Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=16)], AfterValidator(_stop_list)]
+Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=64)], AfterValidator(_stop_list)]
 """Stop strings as clients give them: a list, or one."""
 
 
@@ -296,7 +296,7 @@ class Request(Fields):
     )
     stream: bool | None = Field(None, description="Server-sent events.")
     stop: Stops | None = Field(
-        None, description="Up to 16 strings of up to 128 characters; the output ends before the first match."
+        None, description="Up to 64 strings of up to 128 characters; the output ends before the first match."
     )
     include_stop_str_in_output: bool | None = Field(None, description="vLLM: the output ends with the stop string.")
     frequency_penalty: float | None = Field(

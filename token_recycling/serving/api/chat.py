@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from ..engine import Engine, Job
 from ..errors import ApiError, warn_ignored
 from ..generation import Generation
 from ..logprobs import chat_logprobs
-from ..output import Delta, Output, Piece
+from ..output import Delta, Piece
 from ..prompt import calls_constraint, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
 from ..protocol import ChatRequest
-from .common import ChoicesReply, Event, generation_of
+from .common import ChoicesReply, Event, generation_of, output_of
 
 PREFIX = "chatcmpl-"
 
@@ -80,22 +79,12 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
     loaded, tools = engine.loaded, body.shown_tools
     ids, prompted = await prompt_of(engine, body)
     parser = response_parser(loaded, ids, tools, prompted and tools is not None)
-
-    def new_output(config: GenerationConfig) -> Output:
-        return Output(
-            loaded.tokenizer,
-            config,
-            parser,
-            hidden=body.stop_token_ids,
-            include_stop=bool(body.include_stop_str_in_output),
-        )
-
     return await generation_of(
         engine,
         job,
         body,
         ids,
-        new_output,
+        partial(output_of, loaded.tokenizer, body, new_parser=parser),
         field="messages",
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

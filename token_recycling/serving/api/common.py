@@ -1,7 +1,7 @@
 """What all APIs share: from a body to a `Generation`, and a response that is streamed or whole.
 
-An adapter is a module with a function `prepare(engine, body, job)`, which returns a `Reply`. It has the generations of
-the request, and states their deltas as events, or their outputs as a whole.
+An adapter is a module that is an `Api`. Its `Reply` has the generations of a request, and states their deltas as
+events, or their outputs as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 
 from ...model.inspection import context_length, vocabulary_size
 from ..engine import Engine, Job
@@ -64,6 +64,17 @@ class Reply(Protocol):
 
     def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         """Return a response that is not streamed."""
+        ...
+
+
+class Api(Protocol):
+    """A module that serves an API."""
+
+    PREFIX: str
+    """Of the ids of its responses."""
+
+    async def prepare(self, engine: Engine, body: Any, job: Job) -> Reply:
+        """Return the response to a request; raise ApiError."""
         ...
 
 
@@ -220,6 +231,17 @@ class Parts:
 
 
 # From a body to a generation
+
+
+def output_of(
+    tokenizer: PreTrainedTokenizerBase,
+    body: Request,
+    config: GenerationConfig,
+    new_parser: Callable[[], Any] | None = None,
+) -> Output:
+    """Return the reader of an output as a body asks for it; `new_parser` creates the parser of its parts."""
+    include_stop = bool(body.include_stop_str_in_output)
+    return Output(tokenizer, config, new_parser, hidden=body.stop_token_ids, include_stop=include_stop)
 
 
 async def generation_of(

@@ -17,7 +17,7 @@ from ..generation import Generation
 from ..logprobs import completion_logprobs
 from ..output import Delta, Output
 from ..protocol import AS_MANY_AS_FIT, MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
-from .common import ChoicesReply, Event, generation_of
+from .common import ChoicesReply, Event, generation_of, output_of
 
 PREFIX = "cmpl-"
 _DEFAULT_TOKENS = 16
@@ -138,7 +138,7 @@ async def prepare(engine: Engine, body: CompletionRequest, job: Job) -> Completi
 def _new_output(
     tokenizer: PreTrainedTokenizerBase, body: CompletionRequest, prompt: str | list[int], config: GenerationConfig
 ) -> Output:
-    output = Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=bool(body.include_stop_str_in_output))
+    output = output_of(tokenizer, body, config)
     if body.echo:
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
         output.begin_with(text, scored=body.logprobs is not None)

@@ -5,13 +5,14 @@ Its errors are those of the other paths, whose body has the fields of both APIs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticOmit, from_json
 
-from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type
+from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of
 from ..engine import Engine, Job
 from ..errors import invalid, warn_ignored
 from ..generation import Generation
@@ -33,6 +34,21 @@ from .common import Event, Parts
 PREFIX = "msg_"
 
 
+_OF_SERVER_TOOLS = re.compile(r"(?:server|mcp)_tool_use|\w+_tool_result|tool_reference")
+"""Types of blocks about tools that a server ran or searched: conversations that began elsewhere have some."""
+
+
+def _known_block(block: Any) -> Any:
+    """Skip a block about a server's tools, with a warning."""
+    if _OF_SERVER_TOOLS.fullmatch(kind := tag_of(block, "text")):
+        warn_ignored(f"a block of type {kind}")
+        raise PydanticOmit
+    return block
+
+
+_KNOWN = BeforeValidator(_known_block)
+
+
 class Source(BaseModel, extra="ignore"):
     """Where the text of a document is: in `data`, or in blocks."""
 
@@ -49,7 +65,7 @@ class TextBlock(BaseModel, extra="ignore"):
     source: Source | str | None = None
     title: str | None = None
     context: str | None = None
-    content: str | list[TextBlock] | None = None
+    content: str | list[Annotated[TextBlock, _KNOWN]] | None = None
     citations: dict[str, Any] | list[Any] | None = None
     """Of a document, whether the output should cite it; of text, what it cites."""
 
@@ -114,7 +130,7 @@ class Turn(BaseModel, extra="ignore"):
     """A message of the user, of the assistant, or of the operator between them."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Annotated[Block, _KNOWN]]
 
     def as_chat(self) -> list[dict[str, Any]]:
         """Return messages of a chat: a tool's result is one of its own; reasoning is left out."""

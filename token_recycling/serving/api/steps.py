@@ -33,11 +33,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import Field, model_validator
-from transformers import GenerationConfig
 
 from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ...model.target import Target
@@ -46,10 +46,10 @@ from ..conversation import Message
 from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
-from ..output import Output, ScoredToken
+from ..output import ScoredToken
 from ..protocol import ChatRequest, NonemptyText, Request, TokenLimit
 from .chat import prompt_of
-from .common import generation_of, written
+from .common import generation_of, output_of, written
 
 PREFIX = "steps-"
 OnStep = Callable[[Step, float], None]
@@ -81,12 +81,7 @@ async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
         field, (ids, _) = "messages", await prompt_of(engine, ChatRequest.model_validate({"messages": body.messages}))
     else:
         field, ids = "prompt", (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
-
-    def new_output(config: GenerationConfig) -> Output:
-        include_stop = bool(body.include_stop_str_in_output)
-        return Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=include_stop)
-
-    return await generation_of(engine, job, body, ids, new_output, field=field)
+    return await generation_of(engine, job, body, ids, partial(output_of, tokenizer, body), field=field)
 
 
 async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGenerator[bytes]:
