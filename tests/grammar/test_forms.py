@@ -46,7 +46,7 @@ def test_a_pattern_matches_nothing_more_than_pythons(pattern):
     "pattern",
     [r"^(?=.*[A-Z])(?=.*\d).{2,}$", r"^(?!\.)", r"^(?!\d)\w+$", "^(?![^a-z])", r"^(?!\s*$)", "^(?!a*$)",
      "^(?!-)(?!.*-$)", r"^(?!.*\.\.)", "^(?!.*ab)", r"^(?!.*\s)", "^(?!.*[b-z])", "^(?!ab|b$)",
-     "^(?!(?:a|bb)$)[a-c]*$", "^(?!é).+"],
+     "^(?!(?:a|bb)$)[a-c]*$", "^(?!é).+", r"^(?!^[-.]*$)-?1*\.?1*$"],
 )  # fmt: skip
 def test_look_ahead_at_the_beginning_is_exact_but_for_line_ends(pattern):
     grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})

@@ -181,6 +181,13 @@ WRITTEN: dict[str, Any] = {
     },
     "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*\s).{4,9}$"},
     "a tag among few": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A, "maxItems": 3},
+    "an intersection of zod": {
+        "allOf": [
+            {"type": "object", "properties": {"b": TEXT}, "required": ["b"]},
+            {"type": "object", "properties": {"a": INTEGER}},
+        ],
+        "unevaluatedProperties": False,
+    },
     "a number but one": {"type": "number", "not": {"const": 0}},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }

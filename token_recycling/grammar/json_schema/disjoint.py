@@ -12,6 +12,10 @@ from .references import References
 
 MAX_COMPARISONS = 5_000
 """Most pairs of schemas of a document that are compared, and schemas whose types are looked for."""
+_MAX_CONJUNCTS = 20
+"""Most schemas that are looked at because they hold where one does."""
+_OF_LISTED_PROPERTIES = {"$ref", "allOf", "type", "properties", "required", "minProperties", "maxProperties"}
+"""Keywords of schemas that evaluate no properties but those that they list."""
 
 
 class Comparison:
@@ -104,6 +108,18 @@ class Comparison:
             found += [] if None in names else [set().union(*filter(None, names))]
         return set.intersection(*found) if found else None
 
+    def evaluated(self, schema: Any, resource: str) -> set[str] | None:
+        """Return the names of the properties for which a schema, or one that holds with it, has a schema; None if there
+        may be others, of which the value decides.
+        """
+        parts = self._conjuncts(schema, resource)
+        others = set().union(*(keywords(part) - _OF_LISTED_PROPERTIES for part in parts[1:]))
+        others |= keywords(schema) - _OF_LISTED_PROPERTIES - {"unevaluatedProperties"}
+        if others or len(parts) == _MAX_CONJUNCTS:
+            return None
+        properties = [part.get("properties", {}) for part in parts]
+        return set().union(*properties) if all(isinstance(listed, dict) for listed in properties) else None
+
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
         """Return the different values of a schema that lists them, and says no more of them than their types; else
         None.
@@ -121,7 +137,7 @@ class Comparison:
     def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
         """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
         parts, left, visited = list[dict[str, Any]](), [(schema, resource)], set[str]()
-        while left and len(parts) < 20:
+        while left and len(parts) < _MAX_CONJUNCTS:
             part, resource = left.pop()
             if not isinstance(part, dict):
                 continue

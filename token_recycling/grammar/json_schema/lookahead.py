@@ -32,7 +32,7 @@ def conjuncts(pattern: str) -> list[str]:
     patterns, position = list[str](), 1
     while pattern.startswith("^") and pattern.startswith(("(?=", "(?!"), position):
         end = group_end(pattern, position)
-        inner = pattern[position + 3 : end - 1]
+        inner = pattern[position + 3 : end - 1].removeprefix("^")
         patterns.append(translated(f"^(?:{inner})") if pattern[position + 2] == "=" else _without(inner))
         position = end
     rest = translated(f"^{pattern[position:]}" if patterns else pattern)

@@ -16,6 +16,7 @@ from .walk import Node
 
 _MAX_CHOICES = 50
 """Most choices of properties by which their number is expressed."""
+_EVALUATING = "$ref and allOf of schemas with properties"
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
 
@@ -76,10 +77,13 @@ def _other_properties(node: Node) -> None:
     if "additionalProperties" in schema:
         own["additionalProperties"] = node.child(schema["additionalProperties"], "additionalProperties")
     elif not says_nothing(schema.get("unevaluatedProperties", True)):
-        if node.in_place:
-            node.note("unevaluatedProperties", "is not supported beside keywords that are about the same object")
-        else:
-            own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
+        names = node.walk.comparison.evaluated(schema, node.resource) if node.in_place else set()
+        if names is None:
+            node.note("unevaluatedProperties", f"is supported beside {_EVALUATING} alone")
+            return
+        own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
+        for name in sorted(names - {*own.get("properties", ())}):
+            own.setdefault("properties", {})[name] = True
     elif _may_be_closed(node):
         own["additionalProperties"] = False
         for name in own.get("required", ()):
