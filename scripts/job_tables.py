@@ -267,9 +267,9 @@ def method_table(
     lines.sort(key=lambda line: -line[0])
     note = f"{prompts} prompts"
     if left_out := [heading(job) for job in first.names if job in without]:
-        note += f"; not counted: {', '.join(left_out)}"
+        note += f", without {', '.join(left_out)}"
     if left_out := [heading(job) for job in first.names if job in wrong]:
-        note += f"; left out: {' and '.join(left_out)}, where outputs of a method are wrong"
+        note += f"; {' and '.join(left_out)} are left out, since one method's outputs are wrong there"
     return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns), f"{note}.")
 
 

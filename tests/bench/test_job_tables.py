@@ -85,7 +85,7 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     runs = {"float32": runs["float32"], "bfloat16": runs["bfloat16"]}
     table = method_table(runs)
     assert list(table.frame) == ["method", "float32, 95% CI", "slowest job", "fastest job", "bfloat16"]
-    assert table.note.endswith(" prompts; left out: tools, where outputs of a method are wrong.")
+    assert table.note.endswith(" prompts; tools are left out, since one method's outputs are wrong there.")
     assert table.frame["float32, 95% CI"].tolist()[::2] == ["4.00 (4.00 to 4.00)", "0.50 (0.50 to 0.50)"]
     table.frame["float32, 95% CI"] = table.frame["float32, 95% CI"].str.partition(" ")[0]
     assert table.frame.to_numpy().tolist() == [
@@ -96,7 +96,7 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     named = method_table(runs, {"recycling": "**ours**", "unmeasured": "another"})
     assert named.frame["method"].tolist() == ["**ours**"]
     without = method_table(runs, without=["code"])
-    assert "; not counted: code; left out: tools, where" in without.note
+    assert ", without code; tools are left out, since" in without.note
     assert "code" not in str(without.frame)
     assert method_table({}) is None
 
