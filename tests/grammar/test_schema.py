@@ -116,6 +116,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, "#/uniqueItems"),
     ({"items": {"enum": ["a"]}, "uniqueItems": True}, "#/uniqueItems"),
     ({"uniqueItems": True}, "#/uniqueItems"),
+    ({"items": [{"type": "boolean"}] * 2, "additionalItems": False, "uniqueItems": True}, "#/uniqueItems"),
+    ({"$ref": "http://e/x", "x-known": {"$id": "http://e/x", "type": "integer"}}, "#/$ref"),
     ({"contains": {"type": "integer"}}, "#/contains"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf"),
     ({"oneOf": [{"required": [f"{number}"]} for number in range(9)]}, "#/oneOf"),

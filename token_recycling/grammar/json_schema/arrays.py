@@ -66,12 +66,13 @@ def _unique_items(node: Node) -> None:
     own, schema = node.own, node.schema
     if not node.get("uniqueItems", lambda value: isinstance(value, bool), "a boolean"):
         return
-    most, first = own.get("maxItems", math.inf), schema.get("prefixItems", ())
+    items, most = schema.get("items"), own.get("maxItems", math.inf)
+    first = schema.get("prefixItems", items if isinstance(items, list) else ())
     if own.get("items") is False:
         most = min(most, len(first))
     if most <= 1 or (own.get("items") is False and node.exclusive(first)):
         return
-    values = node.walk.comparison.listed(schema.get("items"), node.resource)
+    values = node.walk.comparison.listed(items, node.resource)
     alone = node.kinds == {"array"} and own.keys() <= {"type", "items", "minItems", "maxItems"}
     if values is None or not alone or unwritable(values) is not None:
         node.note("uniqueItems", "is supported of arrays whose items are listed by enum or const")

@@ -22,6 +22,12 @@ _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
 _ABOUT_ALL = ("type", "enum", "const", "format", "then", "else", "$dynamicRef", "$recursiveRef")
 _KEYWORDS = frozenset((*IN_PLACE, *_ABOUT_ALL, *(name for names in _ABOUT.values() for name in names)))
 """Those that are no annotations."""
+WITH_SCHEMAS = {
+    "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems", "additionalItems",
+    "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties", "propertyNames",
+}  # fmt: skip
+"""Those whose value is a schema or a list of them."""
+WITH_NAMED_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 SINCE = {
     "const": "06",
     "contains": "06",

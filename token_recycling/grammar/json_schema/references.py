@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from .json_values import at_pointer, escaped
-from .keywords import SINCE
+from .keywords import SINCE, WITH_NAMED_SCHEMAS, WITH_SCHEMAS
 
 
 class References:
@@ -78,12 +79,18 @@ class References:
                     anchors[f"{resource} {value[name]}"] = (place, resource)
             if _id(value).startswith("#"):
                 anchors[f"{resource} {_id(value)[1:]}"] = (place, resource)
-            left.extend(
-                (part, f"{place}/{escaped(name)}", resource, base)
-                for name, part in value.items()
-                if name not in ("enum", "const", "default", "examples")
-            )
+            left.extend((part, f"{place}/{path}", resource, base) for path, part in _subschemas(value))
         return anchors
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the places and values of the keywords of a schema that hold others: an `$id` elsewhere names nothing."""
+    for keyword, value in schema.items():
+        if keyword in WITH_SCHEMAS:
+            yield keyword, value
+        elif keyword in WITH_NAMED_SCHEMAS and isinstance(value, dict):
+            for name, part in value.items():
+                yield f"{keyword}/{escaped(name)}", part
 
 
 def _id(schema: Any) -> str:
