@@ -15,7 +15,7 @@ from token_recycling import Draft, Step, Template
 from token_recycling.drafters._shared.graph import draw
 from token_recycling.trees.templates import chain, parse_paths
 
-TOKENS, LENGTH, RUNS = 3, 4, 1000
+TOKENS, LENGTH, RUNS = 3, 4, 600
 Text = tuple[int, ...]
 
 
