@@ -119,7 +119,7 @@ KINDS: dict[str, list[SCHEMA]] = {
     ],
     "conditions on one property": [
         obj(
-            properties={"a": {"enum": [*"abcdefghijk"[:number], *more]}, "b": one},
+            properties={"a": {"enum": [*"abcdefghijk"[:number], *more]}, "b": TEXT},
             required=needed,
             allOf=[
                 {
@@ -130,10 +130,9 @@ KINDS: dict[str, list[SCHEMA]] = {
                 for name in "abcdefghijk"[:number]
             ],
         )
-        for number, more, one, needed, required, otherwise in products(
+        for number, more, needed, required, otherwise in products(
             [2, 11],
             [[], ["z"]],
-            [TEXT, {}],
             [["a"], ["a", "b"]],
             [[], ["a"]],
             [{}, {"else": {"properties": {"b": {"maxLength": 1}}}}],

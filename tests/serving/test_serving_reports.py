@@ -51,11 +51,6 @@ CACHED = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
 REPORTS = {
     "mistralai/mistral-common#324, no content beside calls": (H, called(arguments="{}")),
     "agentjido/req_llm#966, empty content beside calls": (H, called(content="", arguments="{}")),
-    "kagent-dev/kagent#2851, arguments null in a string": (H, called(arguments="null")),
-    "kagent-dev/kagent#2851, arguments null": (H, called(arguments=None)),
-    "kagent-dev/kagent#2851, no JSON": (H, called(arguments="{at: 1")),
-    "kagent-dev/kagent#2851, empty arguments": (H, called(arguments="")),
-    "kagent-dev/kagent#2851, no arguments": (H, called()),
     "run-llama/llama_index#17555, a tool gives nothing": (H, called(result=None)),
     "langchain-ai/langchain, a tool gives parts": (H, called(result=[{"type": "text", "text": "a"}])),
     "vllm-project/vllm#21089, an empty message": (H, {"messages": [USER, {"role": "assistant", "content": ""}, USER]}),

@@ -8,7 +8,7 @@ import pytest
 from support.cases import thinned
 
 HERE = Path(__file__).parent
-RUNS = [("card_ordinary.py", "running_batch or seeded or windows"), ("card_ordinary.py", ""), ("card_captured.py", "")]
+RUNS = [("card_ordinary.py", "running_batch or seeded_sampled"), ("card_ordinary.py", ""), ("card_captured.py", "")]
 """The crossings of a step in every run; nightly all of eager and captured steps."""
 
 
