@@ -6,6 +6,7 @@ from support.functions import HELD
 from support.serving import serving
 from support.speaking import chatty, ending_llama
 
+from token_recycling.serving.conversation import joined
 from token_recycling.serving.protocol import ChatRequest
 
 C, H, R, A = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -136,6 +137,12 @@ REPORTS = {
             ]
         },
     ),
+    "ggml-org/llama.cpp#23465, a picture that a tool gave": (
+        R,
+        {"input": [*ITEMS[:5], {**ITEMS[5], "output": [{"type": "input_image", "image_url": "data:,"}]}]},
+    ),
+    "the same in a chat": (H, called(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
+    "the same in messages": (A, turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]})),
     "BerriAI/litellm#19787, thinking": (
         A,
         {
@@ -163,6 +170,14 @@ def test_what_reports_are_about_is_answered(server, report, stream):
     assert answer.status_code == 200, answer.text
     assert '"error": {' not in answer.text
     assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+
+
+def test_a_model_is_told_of_a_picture_that_a_tool_gave():
+    """One of the user is refused: what is asked is about it."""
+    body = ChatRequest.model_validate(called(result=[{"type": "text", "text": "a"}, {"type": "image_url"}]))
+    assert joined(body.messages[2].content) == "a[a picture, which this model cannot see]"
+    with pytest.raises(ValueError, match="text only"):
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
 
 
 def test_codex_finds_a_catalog_of_models(server):

@@ -38,6 +38,22 @@ def joined(content: str | list[Part] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
+_PICTURES = ("image", "image_url", "input_image")
+_PICTURE = {"type": "text", "text": "[a picture, which this model cannot see]"}
+
+
+def without_pictures(content: Any) -> Any:
+    """Return what a tool gave with a text in place of each picture, with a warning: an agent that has looked at one
+    could not go on otherwise.
+    """
+    if not isinstance(content, list):
+        return content
+    pictures = [isinstance(part, dict) and part.get("type") in _PICTURES for part in content]
+    if any(pictures):
+        warn_ignored("a picture that a tool gave")
+    return [_PICTURE if picture else part for part, picture in zip(content, pictures, strict=True)]
+
+
 def _arguments(value: Any) -> Object | str:
     """Return the arguments of a tool call as an object, as chat templates need them; null, in a string too, and an
     empty string are an empty one. Others that are no JSON object stay text: the model wrote them, and the client can
@@ -79,15 +95,15 @@ class Message(BaseModel, extra="allow"):
     @classmethod
     def _newest(cls, data: Any) -> Any:
         """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too; a
-        refusal as the content that it stands for.
+        refusal as the content that it stands for; what a tool gave without pictures.
         """
         if not isinstance(data, dict):
             return data
         newest = {name: value for name, value in data.items() if name not in ("function_call", "refusal")}
         if (called := data.get("function_call")) is not None:
             newest["tool_calls"] = [{"type": "function", "function": called}]
-        if data.get("role") == "function":
-            newest["role"] = "tool"
+        if data.get("role") in ("function", "tool"):
+            newest |= {"role": "tool", "content": without_pictures(data.get("content"))}
         if data.get("refusal") and not data.get("content"):
             newest["content"] = data["refusal"]
         return newest

@@ -385,25 +385,12 @@ class Engine:
 
         model = self._accelerated(drafter, seed, hints)
         acceleration = model.acceleration
-        decode, stats, begun = acceleration.decode, Stats(), False
-
-        def decode_counted(call: GenerateCall, drafter: Drafter, counted: Stats, *more: Any) -> Any:
-            nonlocal stats
-            stats = counted
-            return decode(call, drafter, counted, *more)
-
-        def on_step(tokens: list[ScoredToken]) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                # Choices of one prompt count once.
-                job.count_first_token(stats.cached_tokens if choice == 0 else 0)
-            on_tokens(tokens)
-
-        acceleration.decode = decode_counted
+        # Choices of one prompt count once.
+        counted = _FirstToken(job, on_tokens, acceleration.decode, counts_cached=choice == 0)
+        acceleration.decode = counted.decode
         arguments = generation.arguments(self.loaded.tokenizer, self.target.device, recorder)
         try:
-            model.generate(**arguments, streamer=TokenStreamer(recorder, on_step, job.check))
+            model.generate(**arguments, streamer=TokenStreamer(recorder, counted.put, job.check))
             if not acceleration.reached:
                 acceleration.fallback = ANOTHER_LOOP
         finally:
@@ -458,6 +445,28 @@ class Engine:
         self.workers.close()
         if self.batch is not None:
             self.batch.close()
+
+
+class _FirstToken:
+    """Counts the first token of an output, and the tokens of its prompt that were cached, which are known by then."""
+
+    def __init__(self, job: Job, on_tokens: OnTokens, decode: Callable[..., Any], counts_cached: bool) -> None:
+        """`on_tokens` and `decode` are called in its place."""
+        self._job, self._on_tokens, self._decode, self._counts_cached = job, on_tokens, decode, counts_cached
+        self._stats = Stats()
+        self._counted = False
+
+    def decode(self, call: GenerateCall, drafter: Drafter, stats: Stats, *more: Any) -> Any:
+        """Decode a call, of which `stats` counts the cached tokens."""
+        self._stats = stats
+        return self._decode(call, drafter, stats, *more)
+
+    def put(self, tokens: list[ScoredToken]) -> None:
+        """Pass on the tokens of a step."""
+        if not self._counted:
+            self._counted = True
+            self._job.count_first_token(self._stats.cached_tokens if self._counts_cached else 0)
+        self._on_tokens(tokens)
 
 
 class _Arrivals(Generic[T]):

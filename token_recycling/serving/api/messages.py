@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticOmit, from_json
 
-from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of
+from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of, without_pictures
 from ..engine import Engine, Job
 from ..errors import invalid, warn_ignored
 from ..generation import Generation
@@ -113,6 +113,13 @@ class Block(TextBlock, extra="ignore"):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     is_error: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _result_without_pictures(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("type") == "tool_result":
+            return {**data, "content": without_pictures(data.get("content"))}
+        return data
 
     @model_validator(mode="after")
     def _supported(self) -> Block:

@@ -14,7 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticOmit
 
-from ..conversation import Arguments, Function, Part, Tool, ToolChoice, joined, only_of_type, tag_of
+from ..conversation import (
+    Arguments,
+    Function,
+    Part,
+    Tool,
+    ToolChoice,
+    joined,
+    only_of_type,
+    tag_of,
+    without_pictures,
+)
 from ..engine import Engine, Job
 from ..errors import ApiError, shown, warn_ignored
 from ..generation import Generation
@@ -45,7 +55,7 @@ class Item(BaseModel):
     call_id: str | None = None
     name: str | None = None
     arguments: Arguments | None = None
-    output: str | list[Part] | None = None
+    output: Annotated[str | list[Part] | None, BeforeValidator(without_pictures)] = None
 
     @model_validator(mode="before")
     @classmethod
