@@ -119,6 +119,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"items": [{"type": "boolean"}] * 2, "additionalItems": False, "uniqueItems": True}, "#/uniqueItems"),
     ({"$ref": "http://e/x", "x-known": {"$id": "http://e/x", "type": "integer"}}, "#/$ref"),
     ({"contains": {"type": "integer"}}, "#/contains"),
+    ({"contains": {"const": 1}, "maxItems": 6, "minContains": 2, "maxContains": 3}, "#/contains"),
+    ({"pattern": f"^{'(?=a)' * 17}"}, "#/pattern"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf"),
     ({"oneOf": [{"required": [f"{number}"]} for number in range(9)]}, "#/oneOf"),
     (

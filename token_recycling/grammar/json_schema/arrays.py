@@ -92,14 +92,18 @@ def _contains(node: Node) -> None:
     if "contains" not in node.schema:
         return
     least, most = node.count("minContains"), node.count("maxContains")
-    least = 1 if least is None else least
+    least, most = 1 if least is None else least, math.inf if most is None else most
     length = node.own.get("maxItems", math.inf)
     if node.own.get("items") is False:
         length = min(length, len(node.own.get("prefixItems", ())))
+    if (least > 0 or 0 < most < length) and _choices(length, least) * _choices(length, length - most) > _MAX_CHOICES:
+        of = f"maxItems is {_MAX_LENGTH} at most, and at most {_MAX_CHOICES} choices of items"
+        node.note("contains", f"is supported where {of} make it up")
+        return
     if least > 0:
-        valid = node.child(node.schema["contains"], "contains", closed=False)
-        _choice_of_items(node, length, least, lambda places: _items_at(places, valid, required=True))
-    if most is not None and most < length:
+        valid = node.definition("contains")
+        _choice_of_items(node, int(length), least, lambda places: _items_at(places, valid, required=True))
+    if most < length:
         beside = True if "prefixItems" in node.own else node.schema.get("items", True)
         other = node.walk.complements.of(node.schema["contains"], beside, node.resource)
         if other is None:
@@ -107,23 +111,23 @@ def _contains(node: Node) -> None:
         elif most == 0:
             node.others.append({"items": other})
         else:
-            _choice_of_items(node, length, length - most, lambda places: _items_at(places, other, required=False))
+            number = int(length - most)
+            _choice_of_items(node, int(length), number, lambda places: _items_at(places, other, required=False))
 
 
-def _choice_of_items(
-    node: Node, length: float, number: float, holds: Callable[[Sequence[int]], dict[str, Any]]
-) -> None:
-    """Express `contains` by what holds for one at least of the choices of a number of places."""
-    if length > _MAX_LENGTH or math.comb(int(length), int(number)) > _MAX_CHOICES:
-        of = f"maxItems is {_MAX_LENGTH} at most, and at most {_MAX_CHOICES} choices of items"
-        node.note("contains", f"is supported where {of} make it up")
-        return
+def _choices(length: float, number: float) -> float:
+    """Return how many choices of a number of places there are."""
+    return 1 if number <= 0 else math.inf if length > _MAX_LENGTH else math.comb(int(length), int(number))
+
+
+def _choice_of_items(node: Node, length: int, number: int, holds: Callable[[Sequence[int]], Schema]) -> None:
+    """Express what holds for one at least of the choices of a number of places."""
     kinds = node.kinds - ({"array", "integer"} if "number" in node.kinds else {"array"})
-    choices = itertools.combinations(range(int(length)), int(number))
+    choices = itertools.combinations(range(length), number)
     node.others.append(either([*([{"type": sorted(kinds)}] if kinds else []), *map(holds, choices)]))
 
 
-def _items_at(places: Sequence[int], schema: Schema, required: bool) -> dict[str, Any]:
+def _items_at(places: Sequence[int], schema: Schema, required: bool) -> Schema:
     """Return the schema of arrays of which the items at some places have one."""
     first = [schema if place in places else True for place in range(places[-1] + 1)]
     return {"type": "array", "prefixItems": first, **({"minItems": len(first)} if required else {})}

@@ -15,6 +15,8 @@ from .patterns import WRITABLE, alternatives, excluding, group_end, translated
 
 _SET = r"(?:\\[dDwWsS]|\\[^\w\s]|\[(?:\\.|[^\]\\])+\]|[^\\^$.|?*+()\[\]{}])"
 """One character of some, as a pattern says it."""
+_MAX_PATTERNS = 16
+"""Most look-aheads of a pattern: each is one that llguidance follows along."""
 _LITERAL = r"(?:\\[^\w\s]|[^\\^$.|?*+()\[\]{}])"
 _POSITIVE = rf"(?!\[\^){_SET}"
 _NEWLINE = r"\n"
@@ -35,6 +37,8 @@ def conjuncts(pattern: str) -> list[str]:
         inner = pattern[position + 3 : end - 1].removeprefix("^")
         patterns.append(translated(f"^(?:{inner})") if pattern[position + 2] == "=" else _without(inner))
         position = end
+        if len(patterns) > _MAX_PATTERNS:
+            raise ValueError(f"more than {_MAX_PATTERNS} look-aheads are not supported")
     rest = translated(f"^{pattern[position:]}" if patterns else pattern)
     if patterns and alternatives(rest):
         raise ValueError("look-ahead is of the first alternative only; put the alternatives into a group")

@@ -163,6 +163,10 @@ class Node:
         place = "/".join([self.place, *(escaped(str(name)) for name in names)])
         return self.walk.subschema(schema, place, self.resource, closed and self.walk.closing)
 
+    def definition(self, keyword: str) -> Schema:
+        """Return a reference to the schema of a keyword, for where it is needed many times."""
+        return self.walk.definition(f"{self.place}/{keyword}", self.resource, closed=False)
+
     def reference(self) -> Schema | None:
         """Return a reference to the schema that `$ref` names; None if there is none, which is noted."""
         reference = self.schema["$ref"]
