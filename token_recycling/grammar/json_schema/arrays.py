@@ -91,8 +91,8 @@ def _contains(node: Node) -> None:
     """
     if "contains" not in node.schema:
         return
-    least, most = node.count("minContains"), node.count("maxContains")
-    least, most = 1 if least is None else least, math.inf if most is None else most
+    stated_least, stated_most = node.count("minContains"), node.count("maxContains")
+    least, most = 1 if stated_least is None else stated_least, math.inf if stated_most is None else stated_most
     length = node.own.get("maxItems", math.inf)
     if node.own.get("items") is False:
         length = min(length, len(node.own.get("prefixItems", ())))
