@@ -320,3 +320,46 @@ def test_values_of_another_type_than_keys():
         cache.update(*torch.rand(2, 1, *cache.layers[0].keys.shape[1:]), layer_idx=0)  # such as in another model
         types[-1].append((cache.layers[0].keys.dtype, cache.layers[0].values.dtype))
     assert types[0] == types[1]
+
+
+def of_layers(cache):
+    """What a caller may hold of a cache."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def copied(cache):
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
+    """And those of copied layers, while the cache is cropped and filled with something else, and put back."""
+    model = model_of(named(family))
+    ids, more = tiny.prompt(0, 5, VOCABULARY), tiny.prompt(1, 4, VOCABULARY)
+
+    def go_on(tokens, cache):
+        if not by_hand:
+            return model.generate(tokens, past_key_values=cache, **GREEDY)
+        with torch.no_grad():
+            return model(tokens[:, cache.get_seq_length() :], past_key_values=cache).logits
+
+    def turns():
+        cache = DynamicCache(config=model.config)
+        said = model.generate(ids, past_key_values=cache, **{**GREEDY, "max_new_tokens": 3})
+        held, others = of_layers(cache), [copied(cache), copied(cache)]
+        cache.crop(-2)
+        answers = [go_on(torch.cat([said[:, :-3], more], 1), cache)]
+        for number, other in enumerate(others):
+            answers.append(go_on(torch.cat([said, more.roll(number, 1)], 1), other))
+        for layer, (keys, values) in zip(cache.layers, held, strict=True):
+            layer.keys, layer.values = keys, values
+        return [*answers, *(states for pair in held for states in pair)]
+
+    wanted = turns()
+    tr.accelerate(model)
+    for ours, expected in zip(turns(), wanted, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert by_hand or model.acceleration.fallback is None

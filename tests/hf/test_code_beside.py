@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import importlib
 import inspect
+import itertools
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -372,6 +375,27 @@ def a_weight_by_a_class_of_a_librarys_name(model):
     return {"logits_processor": [type("Named", (LogitsProcessor,), named)()]}
 
 
+def a_weight_by_a_string(model):
+    """As of a module that is looked up by its name."""
+    sys.modules["a.module"] = SimpleNamespace(head=model.lm_head)
+
+    def processor(ids, scores):
+        importlib.import_module("a.module").head.weight.data.mul_(-1)
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def a_weight_by_a_program(model):
+    sys.modules["a_module"] = SimpleNamespace(head=model.lm_head)
+
+    def processor(ids, scores):
+        exec("import a_module; a_module.head.weight.data.mul_(-1)")
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
 def a_weight_by_a_search(model):
     def processor(ids, scores):
         frame = inspect.currentframe()
@@ -432,6 +456,8 @@ SHARED = {
     a_weight: "reaches the model",
     a_part: "reaches the model",
     a_weight_by_a_class_of_a_librarys_name: "reaches the model",
+    a_weight_by_a_string: "reaches too much",
+    a_weight_by_a_program: "reaches too much",
     a_weight_by_a_search: "reaches too much",
     the_environment: "uses os",
     a_hook_that_goes: "may share state",
@@ -581,3 +607,111 @@ def test_a_module_that_is_compiled_ahead():
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+
+
+def counted_choices():
+    calls = itertools.count()
+    return lambda row, ids: [token for token in range(64) if (token + next(calls)) % 3]
+
+
+def used_once():
+    used = set()
+
+    def allowed(row, ids):
+        used.add(int(ids[-1]))
+        return [token for token in range(64) if token not in used]
+
+    return allowed
+
+
+class Shrinking:
+    def __init__(self):
+        self.least = 0
+
+    def __call__(self, row, ids):
+        self.least += 1
+        return [*range(self.least % 50, 64)]
+
+
+def by_row():
+    return lambda row, ids: [*range(row, 64, 2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(counted_choices, "next"), (used_once, "used"), (Shrinking, "Shrinking"), (by_row, None)]
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_functions_that_are_called_for_each_sequence(make, reason, rows):
+    """Sequences of a batch advance apart: what such a function keeps would be changed in another order."""
+    ids = torch.cat([IDS, IDS.roll(1, 1)])[:rows]
+    wanted = llama().generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY)
+    model = tr.accelerate(llama())
+    assert torch.equal(model.generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY), wanted)
+    assert (model.acceleration.fallback is None) == (rows == 1 or reason is None)
+    assert rows == 1 or reason is None or reason in model.acceleration.fallback
+
+
+class Sums:
+    """A tensor that was made in inference mode, and is written to between tokens."""
+
+    def __init__(self):
+        self.sums = torch.zeros(64)
+
+    def process(self, ids, scores):
+        self.sums[ids[0, -1]] += 1
+        return scores - self.sums
+
+    def stop(self, ids, scores):
+        self.sums += 1
+        return (self.sums[:1] > 9).expand(len(ids))
+
+    def put(self, value):
+        self.sums[value.flatten()[-1]] += 1
+
+    def end(self):
+        self.sums += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "rows"),
+    [
+        ("logits_processor", lambda one: [one.process], 1),
+        ("stopping_criteria", lambda one: StoppingCriteriaList([one.stop]), 1),
+        ("stopping_criteria", lambda one: StoppingCriteriaList([one.stop]), 2),
+        ("streamer", lambda one: SimpleNamespace(put=one.put, end=one.end), 1),
+    ],
+)
+def test_tensors_of_inference_mode_are_written_to(name, of, rows):
+    """Only within that mode."""
+    model, results = llama(), []
+    for prepare in (lambda model: model, tr.accelerate):
+        prepare(model)
+        with torch.inference_mode():
+            one = Sums()
+            ids = model.generate(IDS.repeat(rows, 1), **{name: of(one)}, **GREEDY)
+            results.append([ids, one.sums])
+    assert all(map(torch.equal, *results))
+    assert model.acceleration.fallback is None
+
+
+@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
+def test_ids_of_earlier_tokens_are_the_codes_own(name):
+    """Which may change what it was shown before; at its time, the ids are those of the call."""
+
+    def call(model, ids):
+        shown = []
+
+        def note(ids, scores):
+            shown.append(ids)
+            if len(shown) == 4:
+                ids[0, -2] = 3
+            if len(shown) > 5:
+                shown[-3].fill_(7)
+            return scores if name == "logits_processor" else torch.zeros(len(ids), dtype=torch.bool)
+
+        return [model.generate(ids, **{name: [note]}, **GREEDY), *shown]
+
+    wanted = call(llama(), IDS.clone())
+    model = tr.accelerate(llama())
+    assert all(map(torch.equal, call(model, IDS.clone()), wanted))
+    assert model.acceleration.fallback is None

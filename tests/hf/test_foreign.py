@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import threading
 import types
@@ -19,6 +20,7 @@ import transformers
 from peft.tuners.lora import LoraLayer
 from support import tiny
 from support.cases import parameter, thinned
+from torch.nn.utils import parametrizations
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -490,6 +492,42 @@ def test_plain_settings_that_change_between_calls(of, monkeypatch):
     assert accelerated[3:] == [True, False, True]
 
 
+def scaled(function):
+    return lambda *args, **kwargs: function(*args, **kwargs) * 1.5
+
+
+def by_last(function):
+    return lambda *args, **kwargs: last(None, None, function(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("model.layers.0.mlp", "act_fn"),
+        ("model.layers.0.mlp", "down_proj"),
+        ("model.layers.0", "input_layernorm"),
+        ("model", "norm"),
+    ],
+)
+def test_a_function_in_place_of_another_one_between_calls(path, name):
+    """In the place of a module: the attributes of the module that has it are as many as before."""
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = llama(intermediate_size=32)
+        holder = model.get_submodule(path)
+        own = getattr(holder, name)
+        delattr(holder, name)
+        holder.kept = own
+        for position, change in enumerate((scaled, by_last, scaled)):
+            setattr(holder, name, change(own))
+            if not position:
+                prepare(model)
+            outputs.append(model.generate(IDS, **GREEDY))
+    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+    assert not torch.equal(outputs[0], outputs[1])
+    assert model.acceleration.fallback is None
+
+
 class Scaled(LlamaForCausalLM):
     def prepare_inputs_for_generation(self, input_ids, scale=2.0, **rest):
         return {**super().prepare_inputs_for_generation(input_ids, **rest)}
@@ -675,6 +713,32 @@ def with_activation(make: Callable[[], torch.nn.Module]) -> Bring:
     return bring
 
 
+def with_function(path: str, name: str, function: Callable[..., Any]) -> Bring:
+    """A model with a function of torch in place of a method or of a module."""
+
+    def bring():
+        model = llama()
+        module = model.get_submodule(path)
+        if name in dict(module.named_children()):
+            delattr(module, name)
+        setattr(module, name, function)
+        return model
+
+    return bring
+
+
+def normalised(norm: Callable[..., Any], training: bool) -> Bring:
+    """A model with a spectral norm of torch, which is computed further with every pass in training mode."""
+
+    def bring():
+        model = llama().train(training)
+        torch.manual_seed(3)
+        norm(model.model.layers[0].mlp.up_proj)
+        return model
+
+    return bring
+
+
 def observed():
     """A model whose activations are rounded by the range of all that it has read."""
     model = llama().train()
@@ -754,6 +818,29 @@ OF_TORCH: dict[str, tuple[Bring, str | None]] = {
     "an activation over rows": (with_activation(lambda: torch.nn.Softmax(1)), "Softmax: logits differ"),
     "an activation": (with_activation(torch.nn.Tanh), None),
     "observers": (observed, "FakeQuantize"),
+    "a function over rows": (
+        with_function("model.layers.0.mlp", "forward", functools.partial(torch.nn.functional.normalize, dim=1)),
+        "normalize",
+    ),
+    "a function over rows, as an activation": (
+        with_function("model.layers.0.mlp", "act_fn", functools.partial(torch.softmax, dim=1)),
+        "set as act_fn of model.layers.0.mlp",
+    ),
+    "a function over rows, as a method": (
+        with_function("model.layers.0.mlp.act_fn", "forward", torch.nn.Softmax(1).forward),
+        "set as forward of model.layers.0.mlp.act_fn",
+    ),
+    "a function over rows, by name": (
+        with_function("model.layers.0.mlp.act_fn", "forward", operator.methodcaller("cumsum", 1)),
+        "set as forward of model.layers.0.mlp.act_fn",
+    ),
+    "a function over features": (
+        with_function("model.layers.0.mlp", "act_fn", functools.partial(torch.softmax, dim=-1)),
+        None,
+    ),
+    "a spectral norm": (normalised(parametrizations.spectral_norm, True), "spectral norm of model.layers.0.mlp"),
+    "a spectral norm by a hook": (normalised(torch.nn.utils.spectral_norm, True), "spectral norm of model.layers"),
+    "a spectral norm, fixed": (normalised(parametrizations.spectral_norm, False), None),
 }
 
 

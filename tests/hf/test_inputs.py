@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.batches import batch
+from transformers import DynamicCache
 
 import token_recycling as tr
 
@@ -65,6 +66,19 @@ def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(len
         assert counted or "position_ids" in acceleration.fallback
 
 
+@pytest.mark.parametrize("positions", [torch.arange(6), torch.arange(6)[None, None, None]])
+def test_positions_of_another_shape(model, positions):
+    expected = outcome(model.generate, IDS, position_ids=positions, do_sample=False)
+    assert outcome(tr.accelerate(model).generate, IDS, position_ids=positions, do_sample=False) == expected
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([0]), torch.tensor([5]), torch.tensor([0, 2, 3]), -1, 0, 2])
+def test_places_of_logits(model, kept):
+    """Of a prompt: the first token may be chosen by another one than the last."""
+    expected = outcome(model.generate, IDS, logits_to_keep=kept, do_sample=False)
+    assert outcome(tr.accelerate(model).generate, IDS, logits_to_keep=kept, do_sample=False) == expected
+
+
 @pytest.mark.parametrize("rows", [[0], [3, 0], [0, 3], [0, 0]], ids=str)
 def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
     inputs = batch(rows, 1, spare=2)
@@ -72,6 +86,42 @@ def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
     expected = outcome(ending.generate, ids, do_sample=False, **others)
     assert outcome(tr.accelerate(ending).generate, ids, do_sample=False, **others) == expected
     assert "padding must be on the left" in ending.acceleration.fallback
+
+
+MASKS = {
+    "one row for all": torch.tensor([[0, 0, 1, 1, 1, 1]]),
+    "one row of ones for all": torch.ones(1, 6).long(),
+    "longer": torch.ones(2, 9).long(),
+    "longer, with padding": torch.tensor([[0] * 3 + [1] * 6] * 2),
+    "shorter": torch.ones(2, 4).long(),
+    "one dimension": torch.ones(6).long(),
+    "three dimensions": torch.ones(1, 2, 6).long(),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_another_shape_than_the_tokens(name, rows):
+    model, ids, mask = tiny.gpt2().eval(), tiny.prompt(3, 12).reshape(2, 6)[:rows], MASKS[name]
+    expected = outcome(model.generate, ids, attention_mask=mask, do_sample=False)
+    assert outcome(tr.accelerate(model).generate, ids, attention_mask=mask, do_sample=False) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_new_tokens_alone_that_are_more_than_the_cache_holds(rows):
+    """The mask says that the tokens of the cache are not among those given."""
+    model, ids = tiny.llama(), tiny.prompt(3, 24).reshape(2, 12)[:rows]
+    arguments = {"attention_mask": torch.ones(rows, 17).long(), "do_sample": False, "max_new_tokens": 9}
+
+    def continued(generate):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(tiny.prompt(5, 5).repeat(rows, 1), past_key_values=cache)
+        return generate(ids, past_key_values=cache, **arguments)
+
+    expected = continued(model.generate)
+    assert torch.equal(continued(tr.accelerate(model).generate), expected)
+    assert model.acceleration.fallback is not None
 
 
 def test_a_batch_without_rows_is_left_with_a_reason(model):

@@ -29,6 +29,7 @@ from transformers import (
     StoppingCriteriaList,
     TextIteratorStreamer,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import token_recycling as tr
 from token_recycling.trees.templates import chain, static
@@ -413,6 +414,10 @@ def test_shorter_rows_are_filled_with_tokens_of_their_own(family):
         assert_same(two_turns(partial(tr.generate, model), drafter=drafter), wanted)
 
 
+def larger_where_one(own: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, given, *args, **others: own(self, given, *args, **others) * (1 + 0.1 * (given.shape[1] == 1))
+
+
 @pytest.mark.parametrize(
     ("family", "holder", "name", "make"),
     [
@@ -422,14 +427,11 @@ def test_shorter_rows_are_filled_with_tokens_of_their_own(family):
             "prepare_inputs_for_generation",
             lambda own: lambda self, input_ids, *args, **others: own(self, (input_ids + 1) % 60, *args, **others),
         ),
-        (
-            "gemma3_text",
-            torch.nn.Embedding,
-            "forward",
-            lambda own: lambda self, ids: own(self, ids) * (1 + 0.1 * (ids.shape[1] == 1)),
-        ),
+        ("gemma3_text", torch.nn.Embedding, "forward", larger_where_one),
+        ("gemma3_text", GradientCheckpointingLayer, "__call__", larger_where_one),
+        ("phi3", torch.nn.Linear, "__call__", larger_where_one),
+        ("gpt2", torch.nn.LayerNorm, "__call__", larger_where_one),
     ],
-    ids=["prepare_inputs_for_generation", "forward"],
 )
 def test_a_method_that_is_replaced_in_a_base_between_calls_is_seen(family, holder, name, make, monkeypatch):
     plain = model_of(named(family))

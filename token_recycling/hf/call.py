@@ -43,7 +43,7 @@ from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequenc
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument
-from ..model.foreign import code_beside, mixes_sequences
+from ..model.foreign import code_beside, mixes_sequences, why_not_plain
 from ..model.foreign import why_not as why_not_code
 from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
 from ..model.origin import is_own, name_of
@@ -118,11 +118,15 @@ class GenerateCall:
 
     @cached_property
     def paddings(self) -> list[int]:
-        """Number of padding tokens before each sequence; -1 where some stand elsewhere, or nothing else is there."""
+        """Number of padding tokens before each sequence; -1 where some stand elsewhere, nothing else is there, or the
+        mask does not have a number for each token.
+        """
         mask = self.model_kwargs.get("attention_mask")
-        if mask is None or (mask.ndim == 2 and bool(mask.all())):
+        if mask is not None and mask.shape != self.input_ids.shape:
+            return [-1] * len(self.input_ids)
+        if mask is None or bool(mask.all()):
             return [0] * len(self.input_ids)
-        text = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
+        text = mask.bool()
         lengths = text.sum(dim=1)
         from_the_right = torch.arange(text.shape[1], 0, -1, device=text.device) <= lengths[:, None]
         fits = (text == from_the_right).all(dim=1) & (lengths > 0)
@@ -157,7 +161,7 @@ class GenerateCall:
         if not self.cache_is_new and (reason := self._why_not_cache()):
             return reason
         if min(self.paddings) < 0:
-            return "padding must be on the left, got zeros elsewhere in the attention mask"
+            return "padding must be on the left, and the attention mask must have a number for each of input_ids"
         if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
         info, alone = self.target.info, len(ids) == 1
@@ -212,6 +216,9 @@ class GenerateCall:
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
         """Return inputs besides token ids. A model that takes pictures too is given empty ones with text alone."""
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
+        kept = self.model_kwargs.get("logits_to_keep")
+        if not (kept is None or (isinstance(kept, int) and kept >= 0)):
+            others.add("logits_to_keep by places")
         if model.config.get_text_config(decoder=True) is not model.config:
             others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
             if "mm_encoder_outputs" in others:
@@ -227,9 +234,8 @@ class GenerateCall:
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
-        if positions.shape[-1] != self.input_ids.shape[1]:
+        if not 2 <= positions.ndim <= 3 or positions.shape[-1] != self.input_ids.shape[1]:
             return False
-        positions = torch.atleast_2d(positions)
         axes = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
         counted = torch.arange(axes.shape[-1], device=axes.device)
         return all(
@@ -258,6 +264,10 @@ class GenerateCall:
         unknown = sorted({_name(processor) for processor in others})
         if unknown:
             return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
+        # Sequences advance apart, so that functions of processors are called in another order.
+        for code in code_beside(self.processors):
+            if reason := why_not_plain(self.target.model, code):
+                return f"code that is called for each of several sequences must keep no state; {reason}"
         if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
             names = ", ".join(sorted({_name(criterion) for criterion in self.joint_criteria}))
             return f"output_scores with several sequences is unsupported with criteria that could read them: {names}"

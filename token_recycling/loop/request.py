@@ -21,7 +21,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from .._util.device import derived_generator, random_state, set_random_state
+from .._util.device import derived_generator, present_mode, random_state, set_random_state
 from ..drafters._base import Drafter
 from ..model.origin import name_of
 from ..model.target import Target
@@ -53,6 +53,7 @@ class TokenSequence:
         """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit. `watched`:
         code of users runs between tokens, which may change what ends the sequence.
         """
+        self._watched, self._in_mode = watched, present_mode()
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
@@ -100,8 +101,10 @@ class TokenSequence:
         return self._buffer[None, : self.columns]
 
     def _grow(self) -> None:
-        """More than double the buffer; views of the old one stay as they are."""
-        more = len(self._host) + _LEAST_GROWTH
+        """More than double the buffer; views of the old one stay as they are. What code of users may hold is written to
+        no more: as in `generate`, each token makes new ids.
+        """
+        more = 1 if self._watched else len(self._host) + _LEAST_GROWTH
         on_host = self._host is self._buffer
         self._host = torch.cat([self._host, self._host.new_empty(more)])
         self._cells = self._host.numpy()
@@ -119,13 +122,16 @@ class TokenSequence:
         if self._others:
             scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
             try:
-                ended |= not bool((1 & ~self._others(self.padded, scores)).any())  # whatever they return, as `generate`
+                with self._in_mode():
+                    met = self._others(self.padded, scores)
+                ended |= not bool((1 & ~met).any())  # whatever they return, as `generate`
             except BaseException:
                 self.end_at(self.columns - 1)  # which no streamer is to be given
                 raise
         self.ended = ended
         if self.on_token is not None:
-            self.on_token(token)
+            with self._in_mode():
+                self.on_token(token)
         return ended
 
     def push(self, token: int) -> None:
@@ -169,6 +175,7 @@ class TokenSelector:
         """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
+        self._in_mode = present_mode()
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
@@ -237,7 +244,8 @@ class TokenSelector:
         """
         padded = self.sequence.padded
         raw = logits[None].to(copy=True, dtype=torch.float32, device=padded.device)
-        scores = self.processors(padded, raw)
+        with self._in_mode():
+            scores = self.processors(padded, raw)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 2 or len(scores) != 1:
             raise _wrong_scores(self.processors, scores)
         if self.sequence.scores is not None:

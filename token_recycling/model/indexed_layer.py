@@ -26,11 +26,11 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
         """(3, batch, slots) positions of the slots, which some models read; None while there are none."""
-        keys = self.keys
-        if keys is None or not self.columns:
+        if not self.columns:
             return None
-        positions = torch.arange(self.columns, device=keys.device)
-        paddings = torch.tensor(self._paddings or [0] * len(keys), device=keys.device)
+        device = self.buffers[0].device
+        positions = torch.arange(self.columns, device=device)
+        paddings = torch.tensor(self._paddings or [0] * self.rows, device=device)
         return (positions - paddings[:, None]).clamp(min=0).expand(3, -1, -1)
 
     @indexer_position_ids.setter

@@ -319,7 +319,7 @@ def _why_not_parts(
         return f"{name} is built as an encoder; build it with is_decoder=True"
     layers = (part for part in parts if "layer_idx" in vars(part) and type(vars(part).get("config")) is type(config))
     causal = all(getattr(part, "is_causal", True) for part in (config, *layers))
-    if not causal or getattr(config, "use_bidirectional_attention", None) == "all":
+    if not causal or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return f"{name} is not causal: its tokens attend to later ones"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"{name} has ALiBi of an unknown kind"

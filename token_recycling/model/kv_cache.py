@@ -76,6 +76,8 @@ class TreeCache:
                 cache.layers[index] = own = replacement(layer.sliding_window if layer.is_sliding else 0)
                 if layer.is_initialized:
                     own.take_over(layer)
+            elif isinstance(layer, TreeLayer):
+                layer.own()
         self.states: RecurrentStates | None = None
         """Recurrent states, of a model that has some."""
         if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
@@ -340,6 +342,8 @@ def why_not_cache(cache: Cache) -> str | None:
     }
     if others:
         return f"cache layers {', '.join(sorted(others))} are unsupported: they cannot roll back rejected tokens"
+    if reason := _why_not_equal([layer for layer in cache.layers if isinstance(layer, DynamicLayer)]):
+        return reason
     states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if states and cache.offloading:
         return "an offloaded cache with recurrent states is unsupported"
@@ -356,6 +360,23 @@ def why_not_cache(cache: Cache) -> str | None:
     ):
         return "an offloaded cache with index keys (sparse attention) is unsupported"
     return None
+
+
+def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
+    """Why layers with keys do not hold the same tokens, as of a cache that was compressed, or None if they do."""
+    if len({*map(id, layers)}) < len(layers):
+        return "the cache has one layer in several places; give each its own"
+    if len({layer.get_seq_length() for layer in layers}) > 1 or any(map(_lacks_slots, layers)):
+        return "the layers of the cache hold different numbers of tokens"
+    return None
+
+
+def _lacks_slots(layer: DynamicLayer) -> bool:
+    """Whether a layer of transformers with a window holds other keys than of the last tokens of it."""
+    if not isinstance(layer, DynamicSlidingWindowLayer) or layer.keys is None:
+        return False
+    kept = layer.sliding_window - 1 or layer.cumulative_length
+    return int(layer.keys.shape[-2]) != min(layer.cumulative_length, kept)
 
 
 def window_of(layer: Any) -> int:
@@ -387,10 +408,16 @@ def slots(cache: Cache) -> int:
 
 def rows(cache: Cache) -> int | None:
     """Return how many sequences a cache has keys of, or None if it has no keys yet."""
-    keys = (getattr(layer, "keys", None) for layer in cache.layers)
-    return next((len(of_layer) for of_layer in keys if of_layer is not None), None)
+    return next((len(keys) for keys in map(_keys_of, cache.layers) if keys is not None), None)
 
 
 def dtypes(cache: Cache) -> set[torch.dtype]:
     """Return the types of the numbers that a cache holds keys of; keys of another type change it as they are added."""
-    return {layer.keys.dtype for layer in cache.layers if getattr(layer, "keys", None) is not None}
+    return {keys.dtype for keys in map(_keys_of, cache.layers) if keys is not None}
+
+
+def _keys_of(layer: Any) -> torch.Tensor | None:
+    """Return the keys of a layer, to be looked at."""
+    if isinstance(layer, TreeLayer):
+        return layer.states()[0] if layer.buffers else None
+    return getattr(layer, "keys", None)

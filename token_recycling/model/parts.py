@@ -15,6 +15,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -68,6 +69,10 @@ LIBRARIES: list[Any] = [
     *(sdpa_attention, *CACHES),
 ]
 """Modules and classes whose functions `generate` or a forward pass calls."""
+_LOOKED_THROUGH = frozenset({object, *LIBRARIES})
+"""Classes whose methods `replaced_in_libraries` tells."""
+_FUNCTIONS = frozenset({FunctionType, MethodType, partial})
+"""What may stand in an attribute of a module in place of a method or of a module."""
 _IMPORTED = frozenset(
     {
         *("numpy", "einops", "kernels", "flash_attn", "causal_conv1d", "mamba_ssm", "huggingface_hub"),
@@ -363,14 +368,14 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     code = [item for _, item in code_around(model)]
     code += [function for _, _, function in replaced_in_libraries()]
     code += KERNELS - KERNELS_AS_INSTALLED
-    # With all that they derive from: a method may call that of its base.
-    bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__)
-    code += [vars(cls).get("forward") for cls in bases]
-    of_families = [cls for cls in bases if cls.__module__.startswith(FAMILIES)]
-    for holder in (*of_families, *{sys.modules[cls.__module__] for cls in of_families}):
-        code += vars(holder).values()  # whatever else is among them seldom changes
+    # With all that they derive from: a method may call that of its base. What of them is no code seldom changes.
+    bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__ if base not in _LOOKED_THROUGH)
+    families = {sys.modules[base.__module__] for base in bases if base.__module__.startswith(FAMILIES)}
+    for holder in (*bases, *families):
+        code += vars(holder).values()
     for part in parts:
         own = part.__dict__
+        code += [value for value in own.values() if type(value) in _FUNCTIONS]
         if buffers := own.get(BUFFERS):  # code that was compiled ahead has them elsewhere
             code += map(type, buffers.values())
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:

@@ -325,7 +325,7 @@ class TreeInputs:
             visible[row, :nodes, cached : cached + nodes] |= self._sent(draft.ancestors)
         keys = torch.cat([torch.arange(cached, device=device).expand(len(drafts), cached), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
-        if not self._info.recurrent:
+        if not self._info.recurrent or cached == 0:  # before anything was read there is no state to begin with
             return PassInputs(ids, mask, positions)
         parents = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
         return PassInputs(ids, mask, positions, parents=parents)

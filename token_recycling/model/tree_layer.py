@@ -92,6 +92,7 @@ class _States:
         """
         if not layer.buffers:
             return None
+        layer.shown = True
         states = layer.states()[self._part]
         return states[:, :, -layer.window + 1 :] if layer.window > 1 else states
 
@@ -108,6 +109,8 @@ class TreeLayer(DynamicLayer):
     values = _States(1)
     frame: Frame | None = None
     """Frame of the current forward pass, if its shape is fixed."""
+    shown = False
+    """Whether somebody may hold views of the buffers, which must not be written to any more."""
 
     def __init__(self, window: int = 0) -> None:
         """`window`: how many tokens a token may see, itself included; 0 for all."""
@@ -200,6 +203,18 @@ class TreeLayer(DynamicLayer):
             grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
             self.buffers[index] = grown
 
+    def own(self) -> None:
+        """Have buffers that nobody holds views of: a layer of transformers never writes to keys that it has shown."""
+        if self.shown:
+            self._grow(*self.buffers[-1].shape[1:4:2])
+            self.shown = False
+
+    def __copy__(self) -> TreeLayer:
+        copied: TreeLayer = object.__new__(type(self))
+        self.shown = bool(self.buffers)
+        copied.__dict__.update(vars(self), buffers=[*self.buffers], starts=[*self.starts])
+        return copied
+
     def take_over(self, layer: Any) -> None:
         """Hold the slots of a layer of transformers, as far as it has not dropped them; this one is empty."""
         if layer.keys is not None:
@@ -218,6 +233,7 @@ class TreeLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
         rows, n = len(key_states), key_states.shape[2]
+        self.own()
         if not self.buffers:
             self.lazy_initialization(key_states, value_states)
         elif not self.length and self.rows != rows:  # emptied, for another number of sequences

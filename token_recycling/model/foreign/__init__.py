@@ -34,9 +34,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..origin import is_foreign
+from ..origin import is_foreign, is_of, name_of
 from ..parts import replaced_in
 from ..target import Target
 from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
@@ -69,6 +70,18 @@ def mixes_sequences(target: Target) -> bool:
     from . import trial
 
     return trial.mixes_sequences(target, pieces)
+
+
+def why_not_plain(model: PreTrainedModel, code: Any) -> str | None:
+    """Return why code beside a model may keep state from call to call, or None if it is plain; grammar libraries keep
+    none that matters.
+    """
+    from .bystanders import GRAMMARS
+    from .plain import Reachable
+
+    description = name_of(code)
+    reason = None if is_of(code, GRAMMARS) else Reachable(model, Foreign(description, code)).reason
+    return None if reason is None else f"{description}: {reason}"
 
 
 def code_beside(objects: Iterable[Any]) -> list[Any]:

@@ -30,14 +30,16 @@ from ..parts import parts_of
 from .bytecode import operations_in
 from .search import Foreign
 
-_GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer"})
+GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer"})
 """Packages whose processors hold a grammar and nothing of a model."""
 _LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
 """Packages whose functions forward passes and `generate` call."""
 _MOST = 100_000
 """Objects that are followed from one piece of code."""
-_SEARCHES = frozenset({"gc", "inspect", "_getframe"})
+_SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module"})
 """Names by which code finds objects that it does not hold."""
+_EVALUATING = frozenset({"eval", "exec", "__import__"})
+"""Builtin functions that name in a string what they find."""
 _THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "asyncio.base_events", "_io"})
 """Modules whose objects lead to all threads, handlers or files of a process."""
 _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
@@ -52,7 +54,7 @@ def why_not(
     """Return why calls with code beside the model must be left to `generate`, or None. `cache`: that of the caller, if
     the call has one.
     """
-    beside = [code for code in beside if not is_of(code, _GRAMMARS)]
+    beside = [code for code in beside if not is_of(code, GRAMMARS)]
     in_model = [piece for piece in foreign if not piece.is_adapter]
     if beside and in_model:
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
@@ -180,7 +182,7 @@ def _searches(function: FunctionType) -> bool:
     return (
         not is_own(home_of(function))
         and "site-packages" not in code.co_filename
-        and bool(_names_in(function) & _SEARCHES)
+        and bool(_names_in(function) & _SEARCHES or operations_in(code).globals & _EVALUATING)
     )
 
 

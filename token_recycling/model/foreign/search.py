@@ -10,16 +10,16 @@ import itertools
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from types import CodeType
+from functools import cached_property, partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..compat import LOOP, methods_of_the_loop, replaced_kernels
-from ..origin import is_code, is_foreign, is_of, is_own, name_of
+from ..compat import LOOP, forward_hooks, methods_of_the_loop, replaced_kernels
+from ..origin import home_of, is_code, is_foreign, is_of, is_own, name_of, package_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     CACHES,
@@ -29,6 +29,7 @@ from ..parts import (
     code_around,
     device_map_hooks,
     foreign_hooks,
+    is_graph,
     own_class,
     replaced_in,
     replaced_in_libraries,
@@ -48,6 +49,8 @@ _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
+_LIBRARIES_OF_MODELS = frozenset({"transformers", "accelerate", "token_recycling"})
+"""Libraries that set functions on modules of their own accord, which look at each row alone."""
 _NEVER_OF_FAMILIES = ("torch.ao.quantization.", "torch.ao.nn.qat.")
 """Where those modules of torch are that note down statistics of a pass; no family is made of them."""
 _ROW_BY_ROW = (
@@ -121,16 +124,32 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
 
 
 def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
-    """Whether a module of torch that may look at several rows was put into a module of transformers, whose own code
-    makes none of its class. What other modules hold is theirs.
+    """Whether a module of torch that may look at several rows, or one of another family, was put into a module of
+    transformers, whose own code makes none of its class. What other modules hold is theirs.
     """
     if cls.__module__.startswith(_NEVER_OF_FAMILIES):
         return True
-    if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROW_BY_ROW or _only_holds(cls):
+    family = _family_of(cls)
+    if issubclass(cls, PreTrainedModel) or not (family or cls.__module__.startswith("torch.nn.modules.")):
         return False
-    bases = [base for base in _holder_of(model, path).__mro__ if base.__module__.startswith("transformers.")]
-    makers = [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
-    return bool(bases) and not any(_names(maker.__code__, cls.__name__) for maker in makers)
+    if cls in _ROW_BY_ROW or _only_holds(cls):
+        return False
+    holder = _holder_of(model, path)
+    families = {_family_of(base) for base in holder.__mro__ if base.__module__.startswith("transformers.")}
+    if not families or (family is not None and family in families):
+        return False
+    return not any(_names(maker.__code__, cls.__name__) for maker in _makers(holder))
+
+
+def _family_of(cls: type) -> str | None:
+    """Return the package of a family of transformers that a class is of, or None."""
+    return cls.__module__.removeprefix(FAMILIES).partition(".")[0] if cls.__module__.startswith(FAMILIES) else None
+
+
+def _makers(cls: type) -> list[FunctionType]:
+    """Return the functions by which transformers makes modules of a class."""
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("transformers.")]
+    return [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
 
 
 def _holder_of(model: nn.Module, path: str) -> type:
@@ -198,8 +217,26 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.nn.Module) and name not in children and not hasattr(type(module), name):
             continue
         for item in [*held]:
-            if is_code(item) and is_foreign(item) and item not in hooks:
+            foreign = is_code(item) and (is_foreign(item) or (item is value and _is_put_in_place(module, name, item)))
+            if foreign and item not in hooks:
                 yield name, item
+
+
+def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
+    """Whether a function that is set on a module is one of torch or Python, which may look at several rows, or has
+    arguments of a user's; of those that the module's family or accelerate set, none is.
+    """
+    inner, given = function, list[Any]()
+    while isinstance(inner, (partial, MethodType)):
+        if isinstance(inner, partial):
+            given += [*inner.args, *inner.keywords.values()]
+        inner = inner.func if isinstance(inner, partial) else inner.__func__
+    cls = own_class(module)
+    if inner is getattr(cls, name, None):
+        return any(value is not module for value in given)
+    if name.startswith("_") or is_graph(function) or package_of(home_of(inner)) in _LIBRARIES_OF_MODELS:
+        return False
+    return not any(_names(maker.__code__, getattr(inner, "__name__", "")) for maker in _makers(cls))
 
 
 # What no trial can show
@@ -248,6 +285,8 @@ def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]
             yield f"{path}, a {type(module).__name__} of {numbers['p']}"
         if module in put_there and _varies(module):
             yield f"{path}, a {type(module).__name__},"
+        if any(getattr(norm, "n_power_iterations", 0) for norm in (module, *forward_hooks(module))):
+            yield f"the spectral norm of {path}"
         for name in numbers:
             if any(part in name for part in _DROPOUT):
                 yield f"{name}={numbers[name]} of {path or type(module).__name__}"
