@@ -162,21 +162,10 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#30042 a prompt of one token": call(IDS[:, :1]),
     "huggingface/transformers#47912 an end within a step": call(eos_token_id=ENDS),
     "huggingface/transformers#48981 an end and a limit": call(eos_token_id=ENDS, max_new_tokens=7),
-    "state-spaces/mamba#1040 a tensor of ends": call(eos_token_id=torch.tensor(ENDS)),
     "state-spaces/mamba#1040 a tokenizer's tensor of ends": call(eos_token_id=torch.tensor([ENDS])),
     "huggingface/transformers#29459 ends as lists in a list, in a batch": call(BOTH, eos_token_id=[ENDS[:2], ENDS[2:]]),
-    "ml-explore/mlx-lm#1689 no new token": call(max_new_tokens=0),
-    "onnxruntime-genai#2552 a least length": call(eos_token_id=ENDS, min_length=24),
-    "huggingface/transformers#29585 least new tokens beyond the limit": call(eos_token_id=ENDS, min_new_tokens=30),
     "huggingface/transformers#24099 a forced end that is suppressed": call(forced_eos_token_id=9, suppress_tokens=[9]),
-    "huggingface/transformers#47995 tokens suppressed at the beginning": call(begin_suppress_tokens=[*range(0, 60, 2)]),
-    "onnxruntime-genai#2201 an end that is forced": call(forced_eos_token_id=9, eos_token_id=9),
     "vllm-project/vllm#6718 a repetition penalty": call(repetition_penalty=1.4),
-    "vllm-project/vllm#38202 a bias of tokens": call(sequence_bias=[[[4], 3.0], [[9, 7], -9.0]]),
-    "vllm-project/vllm#42744 min_p": call(**SAMPLED, min_p=0.05),
-    "huggingface/transformers#29676 a watermark of the text so far": call(
-        watermarking_config={"bias": 3.0, "seeding_scheme": "selfhash"}
-    ),
     "dottxt-ai/outlines#789 tokens allowed by prompt": call(BOTH, prefix_allowed_tokens_fn=allowed),
     "dottxt-ai/outlines#789 tokens allowed by prompt, several samples": call(
         BOTH, **ONE_CHOICE, num_return_sequences=2, prefix_allowed_tokens_fn=allowed
@@ -190,10 +179,6 @@ REPORTS: dict[str, Report] = {
     ),
     "huggingface/transformers#48700 settings that stay the caller's": settings,
     "huggingface/transformers#22576 a streamer that is iterated": iterated,
-    "sgl-project/sglang#31599 a stop string before the limit": call(
-        stop_strings=["a", "7"], tokenizer=tiny.tokenizer(), max_new_tokens=9
-    ),
-    "huggingface/transformers#9846 no time": call(max_time=0.0),
     "alipay/PainlessInferenceAcceleration#28 a criterion": call(stopping_criteria=StoppingCriteriaList([ends_at])),
     "huggingface/transformers#24841 a prompt's cache, used again": prompts_of,
     "huggingface/transformers#24841 turns on one cache": lambda model: turns(model, DynamicCache()),
