@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import EOS, batch
+from support.noting import noted
 from support.runs import fix_costs
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
 
@@ -27,7 +28,6 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     all texts.
     """
     fix_costs(monkeypatch, (1, 128), (5.0, 132.0))
-    texts: list[int] = []
     drafter = tr.make_drafter("recycling")
     tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=60)
     ids = torch.tensor([[5, 6], [5, 6], [9, 10], [5, 6]])
@@ -35,10 +35,7 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     arguments["return_dict_in_generate"] = cache_is_seen
     wanted = counting.generate(ids, **arguments)
 
-    def note(_, args, given):
-        texts.append(len(given["input_ids"]))
-
-    hook = counting.register_forward_pre_hook(note, with_kwargs=True)
+    texts, hook = noted(counting, lambda given: len(given["input_ids"]))
     ours = tr.generate(counting, ids, drafter=drafter, **arguments)
     hook.remove()
     if cache_is_seen:

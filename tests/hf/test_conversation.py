@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support import tiny
+from support.noting import noted
 from support.speaking import chatty, speaking_llama
 from transformers import DynamicCache, StoppingCriteriaList
 
@@ -34,10 +35,8 @@ def cold(chat, messages, **arguments):
 
 
 def test_every_answer_is_that_of_a_cold_cache(chat):
-    cached, read = [], []
-    chat.model.register_forward_pre_hook(
-        lambda model, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
-    )
+    cached = []
+    read, _ = noted(chat.model, lambda given: given["input_ids"].shape[1])
     for said in SAID:
         asked = [*chat.messages, {"role": "user", "content": said}]
         wanted = cold(chat, asked)

@@ -341,17 +341,18 @@ def test_a_trial_fits_into_a_short_context():
     compare(bring, None, max_new_tokens=8)
 
 
-def test_a_list_that_is_only_appended_to_holds_the_passes_of_the_call():
-    model, rows = llama(), []
-    model.model.layers[0].register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[1]))
-    tr.accelerate(model)
-    for _ in range(2):
-        before = len(rows)
-        model.generate(IDS, **GREEDY)
-        assert model.acceleration.fallback is None
-        passes = rows[before:]
-        assert passes[0] >= IDS.shape[1]
-        assert 0 <= len(passes) - model.acceleration.stats.steps <= 1
+def test_lists_that_hooks_append_to_hold_the_passes_of_generate():
+    kept: dict[bool, list[Any]] = {False: [], True: []}
+    for ours, rows in kept.items():
+        model = llama()
+        model.model.layers[0].register_forward_hook(lambda module, inputs, output, to=rows: to.append(inputs[0].shape))
+        model.model.layers[1].mlp.register_forward_pre_hook(lambda module, inputs, to=rows: to.extend(inputs[0].shape))
+        if ours:
+            tr.accelerate(model)
+        for _ in range(2):
+            model.generate(IDS, **GREEDY)
+    assert kept[True] == kept[False]
+    assert "a list" in model.acceleration.fallback
 
 
 @pytest.mark.parametrize("hook", [everywhere, last])

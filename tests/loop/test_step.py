@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import tiny
 from support.drafters import learned
+from support.noting import noted
 from transformers import (
     EtaLogitsWarper,
     LogitsProcessorList,
@@ -98,8 +99,8 @@ def test_prompts_that_cannot_be_continued_are_refused_at_once(model, ids, messag
 
 def test_of_a_long_prompt_the_end_is_read_with_the_draft():
     model, ids = tiny.llama(max_position_embeddings=2048), tiny.prompt(0, 700).repeat(1, 2)
-    wanted, stats, rows = model.generate(ids, max_new_tokens=12), tr.Stats(), []
-    model.register_forward_pre_hook(lambda *given: rows.append(given[-1]["input_ids"].shape[1]), with_kwargs=True)
+    wanted, stats = model.generate(ids, max_new_tokens=12), tr.Stats()
+    rows, _ = noted(model, lambda given: given["input_ids"].shape[1])
     assert torch.equal(tr.generate(model, ids, drafter="suffix", stats=stats, max_new_tokens=12), wanted)
     assert sum(rows[:2]) == 1399 + 12
     assert rows[1] == 512

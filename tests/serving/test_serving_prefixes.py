@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from support.noting import noted
 from support.runs import fix_costs, fix_work
 from support.serving import keys, serving
 
@@ -58,14 +59,9 @@ def test_no_key_begins_with_what_another_sent(model, tokenizer):
 
 
 def test_texts_of_one_beginning_read_it_once(model, tokenizer):
-    read = []
-
-    def count(module, args, kwargs):
-        read.append(kwargs["input_ids"].numel())
-
     with serving(model, tokenizer, concurrency=4) as server:
         length = len(tokenizer(LONG)["input_ids"])
-        hook = model.register_forward_pre_hook(count, with_kwargs=True)
+        read, hook = noted(model, lambda given: given["input_ids"].numel())
         try:
             several = server.complete(prompt=LONG, n=3, temperature=0, max_tokens=2)
             assert len({choice.text for choice in several.choices}) == 1

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 from dataclasses import dataclass
 from types import CodeType
 
 _LOADING = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 _STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF", "IMPORT_NAME"})
-_APPENDING = frozenset({"append", "extend"})
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,6 @@ class Operations:
     """Constants that could be names of attributes."""
     stores: tuple[tuple[str, str], ...]
     """Operations that store something outside of local variables, or import a module, and the name."""
-    read: frozenset[str]
-    """Variables from outside that it does more with than to append to them, as to a list."""
     set_on: frozenset[str]
     """Variables from outside of which it sets attributes, or attributes of attributes."""
     in_place: bool
@@ -39,19 +35,15 @@ def operations_in(code: CodeType) -> Operations:
     variables: set[str] = set()
     attributes: set[str] = set()
     stores: list[tuple[str, str]] = []
-    read: set[str] = set()
     set_on: set[str] = set()
     in_place = any(name.endswith("_") and not name.startswith("_") for name in code.co_names)
     holder, sets = "", False
-    instructions = [*dis.get_instructions(code)]
-    for instruction, following in itertools.pairwise([*instructions, instructions[-1]]):
+    for instruction in dis.get_instructions(code):
         operation, name = instruction.opname, str(instruction.argval)
         if operation in _LOADING:
             holder = name
             if sets:
                 set_on.add(name)
-            if not _appends(following):
-                read.add(name)
         elif operation == "STORE_ATTR":
             set_on.add(holder)
         elif not operation.startswith("LOAD_ATTR"):
@@ -71,12 +63,6 @@ def operations_in(code: CodeType) -> Operations:
         frozenset(attributes).union(*(inner.attributes for inner in within)),
         frozenset(strings).union(*(inner.strings for inner in within)),
         (*stores, *(store for inner in within for store in inner.stores)),
-        frozenset(read).union(*(inner.read for inner in within)),
         frozenset(set_on - {""}).union(*(inner.set_on for inner in within)),
         in_place or any(inner.in_place for inner in within),
     )
-
-
-def _appends(instruction: dis.Instruction) -> bool:
-    """Whether an instruction takes the method of a list by which notes are added."""
-    return instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and instruction.argval in _APPENDING

@@ -2,11 +2,11 @@
 
 Code is plain if its functions store nothing outside their local variables, use no name that is not harmless, and reach
 only immutable values, tensors, modules, functions that are plain themselves, and libraries without state. Functions are
-followed through closures, defaults and the globals that they name; modules through the attributes that they name. Lists
-may only be appended to. A name is harmless if it is that of an operation on tensors, of a method of an immutable type,
-of something that a module or configuration within reach has, or is listed here. All else, such as an object of a user's
-class, `random` or `torch.manual_seed`, is not plain, whatever it is for: the code is left to `generate`. Adapters of
-peft are known to keep no state, and are not searched.
+followed through closures, defaults and the globals that they name; modules through the attributes that they name. A
+name is harmless if it is that of an operation on tensors, of a method of an immutable type, of something that a module
+or configuration within reach has, or is listed here. All else, such as an object of a user's class, `random` or
+`torch.manual_seed`, is not plain, whatever it is for: the code is left to `generate`. So is code that appends to a
+list, which would hold the passes of drafts. Adapters of peft are known to keep no state, and are not searched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..parts import (
     parts_of,
     times_written,
 )
-from .bytecode import Operations, operations_in
+from .bytecode import operations_in
 from .search import Foreign
 
 _LIBRARIES = frozenset(
@@ -136,8 +136,6 @@ class Reachable:
         self.functions: list[FunctionType] = []
         self.values: list[tuple[str, Any]] = []
         """Immutable values, configurations and tensors, by name."""
-        self.notes: list[list[Any]] = []
-        """Lists that it only appends to."""
         self._names: set[str] = set()
         self._strings: set[str] = set()
         self._namespaces: list[ModuleType] = []
@@ -272,7 +270,7 @@ class Reachable:
             self._names_attributes_by_strings = True
         for variable, cell in zip(free, function.__closure__ or (), strict=True):
             try:
-                self._variable(variable, cell.cell_contents, operations)
+                self._unread.append((variable, cell.cell_contents))
             except ValueError:  # empty as yet
                 self.reason = f"{path} reads {variable}, which has no value"
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -280,15 +278,9 @@ class Reachable:
         self._unread += [*function.__dict__.items()]
         for variable in sorted(operations.globals):
             if variable in function.__globals__:
-                self._variable(variable, function.__globals__[variable], operations)
+                self._unread.append((variable, function.__globals__[variable]))
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
                 self.reason = f"{path} uses {variable}"
-
-    def _variable(self, name: str, value: Any, operations: Operations) -> None:
-        if type(value) is list and name not in operations.read:
-            self.notes.append(value)
-        else:
-            self._unread.append((name, value))
 
     def _namespace(self, module: ModuleType) -> None:
         if is_own(module.__name__) and package_of(module.__name__) not in _LIBRARIES:

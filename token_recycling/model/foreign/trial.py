@@ -101,7 +101,7 @@ def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
 def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], what: Hashable, trial: Callable[[], T]
 ) -> T:
-    """Return the result of a trial of the same code, or make it; what it appends to lists is removed."""
+    """Return the result of a trial of the same code, or make it."""
     kept = target.kept
     numbers: Numbers = kept.get("numbers of tensors", dict, of="form")
     results: dict[Hashable, T] = kept.get("trials", dict, of="form")
@@ -111,12 +111,7 @@ def _tried(
             if form not in results:
                 if len(results) >= _MOST_TRIALS:
                     results.clear()
-                lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]
-                try:
-                    results[form] = lasting(trial)()
-                finally:
-                    for notes, length in lengths:
-                        del notes[length:]
+                results[form] = lasting(trial)()
     return results[form]
 
 
