@@ -266,7 +266,7 @@ def method_table(
     columns = ["method", f"{head}, 95% CI", "slowest job", "fastest job", *heads]
     lines.sort(key=lambda line: -line[0])
     note = f"{prompts} prompts"
-    if left_out := [heading(job) for job in first.names if job in without]:
+    if left_out := [f'"{heading(job)}"' for job in first.names if job in without]:
         note += f", without {', '.join(left_out)}"
     if left_out := [heading(job) for job in first.names if job in wrong]:
         note += f"; {' and '.join(left_out)} are left out, since one method's outputs are wrong there"

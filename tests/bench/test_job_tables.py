@@ -96,7 +96,7 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     named = method_table(runs, {"recycling": "**ours**", "unmeasured": "another"})
     assert named.frame["method"].tolist() == ["**ours**"]
     without = method_table(runs, without=["code"])
-    assert ", without code; tools are left out, since" in without.note
+    assert ', without "code"; tools are left out, since' in without.note
     assert "code" not in str(without.frame)
     assert method_table({}) is None
 
