@@ -95,6 +95,8 @@ ENFORCED: list[dict[str, Any]] = [
     {"minProperties": 1}, {"maxProperties": 1}, {"properties": {"a": {}}, "unevaluatedProperties": False},
     {"allOf": [{"properties": {"a": {}}}, {"required": ["b"]}], "unevaluatedProperties": {"type": "string"}},
     {"$ref": "#/$defs/o", "unevaluatedProperties": False, "$defs": {"o": {"properties": {"b": {"type": "string"}}}}},
+    {"allOf": [{"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}], "not": {"required": ["b"]},
+     "unevaluatedProperties": False, "type": "object"},
     {"dependentRequired": {"a": ["b"]}}, {"dependencies": {"a": ["b"], "b": {"required": ["a"]}}},
     {"dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}}}, {"if": {"type": "string"}},
     {"minContains": 2}, {"type": "object", "properties": {"a": {}}, "required": ["a", "b"]},

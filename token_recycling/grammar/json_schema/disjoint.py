@@ -14,8 +14,11 @@ MAX_COMPARISONS = 5_000
 """Most pairs of schemas of a document that are compared, and schemas whose types are looked for."""
 _MAX_CONJUNCTS = 20
 """Most schemas that are looked at because they hold where one does."""
-_OF_LISTED_PROPERTIES = {"$ref", "allOf", "type", "properties", "required", "minProperties", "maxProperties"}
-"""Keywords of schemas that evaluate no properties but those that they list."""
+_OF_OTHER_PROPERTIES = {
+    "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies", "patternProperties",
+    "additionalProperties", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+"""Keywords that may evaluate properties which a schema does not list."""
 
 
 class Comparison:
@@ -113,9 +116,8 @@ class Comparison:
         may be others, of which the value decides.
         """
         parts = self._conjuncts(schema, resource)
-        others = set().union(*(keywords(part) - _OF_LISTED_PROPERTIES for part in parts[1:]))
-        others |= keywords(schema) - _OF_LISTED_PROPERTIES - {"unevaluatedProperties"}
-        if others or len(parts) == _MAX_CONJUNCTS:
+        others = [keywords(schema) - {"unevaluatedProperties"}, *map(keywords, parts[1:])]
+        if len(parts) == _MAX_CONJUNCTS or any(names & _OF_OTHER_PROPERTIES for names in others):
             return None
         properties = [part.get("properties", {}) for part in parts]
         return set().union(*properties) if all(isinstance(listed, dict) for listed in properties) else None

@@ -16,7 +16,6 @@ from .walk import Node
 
 _MAX_CHOICES = 50
 """Most choices of properties by which their number is expressed."""
-_EVALUATING = "$ref and allOf of schemas with properties"
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
 
@@ -79,7 +78,7 @@ def _other_properties(node: Node) -> None:
     elif not says_nothing(schema.get("unevaluatedProperties", True)):
         names = node.walk.comparison.evaluated(schema, node.resource) if node.in_place else set()
         if names is None:
-            node.note("unevaluatedProperties", f"is supported beside {_EVALUATING} alone")
+            node.note("unevaluatedProperties", "is supported beside $ref and allOf of schemas that list properties")
             return
         own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
         for name in sorted(names - {*own.get("properties", ())}):
