@@ -181,11 +181,6 @@ def property_of_object():
     return lambda: steps.strength
 
 
-def from_iterator():
-    flags = iter([0] * AFTER + [1] * 1000)
-    return lambda: next(flags)
-
-
 def seldom(numbers: Callable[[], float]) -> Callable[[], bool]:
     return lambda: numbers() < 0.05
 
@@ -278,18 +273,6 @@ def with_output(model):
 
     model.forward = types.MethodType(forward, model)
     return {}
-
-
-class Called(type):
-    passes = 0
-
-    def __call__(cls, module):
-        Called.passes += 1
-        return Called.passes
-
-
-class ByMetaclass(metaclass=Called):
-    pass
 
 
 def strength_between_calls(model):
@@ -410,12 +393,10 @@ CASES: dict[str, Bring] = {
     "a tensor": lambda model: when(by_tensor())(model),
     "a view": lambda model: when(by_view())(model),
     "slots": lambda model: when(Slots())(model),
-    "a metaclass": when(ByMetaclass),
     "a list of another hook": by_a_list_of_another_hook,
     "a named tuple": lambda model: on_layer(model, Steering(3.0)) or {},
     "the largest": adding(largest),
     "a property": adding(property_of_object),
-    "an iterator": adding(from_iterator),
     "a vector": strength_between_calls,
     "noise": noise,
     "random numbers of the process": adding(lambda: seldom(random.random)),
@@ -443,7 +424,7 @@ CASES: dict[str, Bring] = {
 
 def _outputs(prepare: Callable[[Any], Any], bring: Bring) -> list[torch.Tensor]:
     global PASSES
-    PASSES = Called.passes = Counting.passes = STEERING.passes[0] = 0
+    PASSES = Counting.passes = STEERING.passes[0] = 0
     NAMES.clear()
     by_default.__defaults__[0].clear()
     CONTEXT.set(0)
