@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -363,3 +363,49 @@ def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
     for ours, expected in zip(turns(), wanted, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
     assert by_hand or model.acceleration.fallback is None
+
+
+def with_fewer(cache, layer):
+    """As of a cache that was compressed by hand, layer by layer."""
+    kept = cache.layers[layer]
+    kept.keys, kept.values = kept.keys[:, :, 2:], kept.values[:, :, 2:]
+
+
+def with_cleared(cache):
+    cache.layers[-1].reset()
+
+
+def with_one_twice(cache):
+    cache.layers[1] = cache.layers[0]
+
+
+UNEQUAL = {
+    "the last layer has fewer": partial(with_fewer, layer=-1),
+    "the first layer has fewer": partial(with_fewer, layer=0),
+    "the last layer has none": with_cleared,
+    "one layer in two places": with_one_twice,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("change", UNEQUAL)
+@needs(5, 23)
+def test_layers_of_a_cache_that_hold_different_tokens(family, change):
+    """Plain `generate` attends to what there is, token by token; or it raises an error."""
+    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 12, VOCABULARY)
+
+    def outcome(generate):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(ids[:, :-1], past_key_values=cache)
+        UNEQUAL[change](cache)
+        try:
+            return generate(ids, past_key_values=cache, **GREEDY).tolist()
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    wanted = outcome(model.generate)
+    assert outcome(tr.accelerate(model).generate) == wanted
+    assert (
+        "of the cache hold different" in model.acceleration.fallback or "has one layer" in model.acceleration.fallback
+    )

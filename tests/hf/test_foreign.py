@@ -24,6 +24,8 @@ from torch.nn.utils import parametrizations
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    BertConfig,
+    HubertConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -31,6 +33,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.bert.modeling_bert import BertIntermediate
+from transformers.models.hubert.modeling_hubert import HubertPositionalConvEmbedding
 
 import token_recycling as tr
 from token_recycling.model.foreign import trial
@@ -728,6 +732,27 @@ def with_function(path: str, name: str, function: Callable[..., Any]) -> Bring:
     return bring
 
 
+def with_partial(path: str, **given: Any) -> Bring:
+    """A model with arguments set for a method of its own."""
+
+    def bring():
+        model = llama()
+        module = model.get_submodule(path)
+        module.forward = functools.partial(module.forward, **given)
+        return model
+
+    return bring
+
+
+BERT = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+
+
+def hubert():
+    """A convolution over the rows of a pass."""
+    config = HubertConfig(hidden_size=32, num_conv_pos_embeddings=5, num_conv_pos_embedding_groups=4)
+    return HubertPositionalConvEmbedding(config)
+
+
 def normalised(norm: Callable[..., Any], training: bool) -> Bring:
     """A model with a spectral norm of torch, which is computed further with every pass in training mode."""
 
@@ -839,6 +864,14 @@ OF_TORCH: dict[str, tuple[Bring, str | None]] = {
         with_function("model.layers.0.mlp", "act_fn", functools.partial(torch.softmax, dim=-1)),
         None,
     ),
+    "a method with an argument of a user's": (
+        with_partial("model", output_hidden_states=False),
+        None,
+    ),
+    "the last logits, by an argument": (with_partial("", logits_to_keep=1), "returns the logits of 1"),
+    "no cache, by an argument": (with_partial("model", use_cache=False), None),
+    "a module of another family over rows": (with_mlp(hubert), "HubertPositionalConvEmbedding"),
+    "a module of another family": (with_mlp(lambda: BertIntermediate(BertConfig(**BERT))), None),
     "a spectral norm": (normalised(parametrizations.spectral_norm, True), "spectral norm of model.layers.0.mlp"),
     "a spectral norm by a hook": (normalised(torch.nn.utils.spectral_norm, True), "spectral norm of model.layers"),
     "a spectral norm, fixed": (normalised(parametrizations.spectral_norm, False), None),

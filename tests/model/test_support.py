@@ -67,6 +67,12 @@ def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model):
     assert "all tokens" in str(model.acceleration.fallback)
 
 
+def to_later_tokens(model):
+    """Its masks are made by the configuration, and its layers were made before that was changed."""
+    model.config.use_bidirectional_attention = True
+    return model
+
+
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 BERT = {**SMALL, "num_attention_heads": 4, "intermediate_size": 64}
@@ -75,6 +81,7 @@ REFUSED = {
     "T5ForConditionalGeneration": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
     "BertModel": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
     "LlamaForCausalLM is not causal": lambda: tiny.llama(is_causal=False),
+    "Gemma3ForCausalLM is not causal": lambda: to_later_tokens(model_of(named("gemma3_text"))),
 }
 
 
