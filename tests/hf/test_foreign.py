@@ -335,6 +335,54 @@ def test_what_hooks_keep_is_as_after_generate():
     assert counter.calls == GREEDY["max_new_tokens"]
 
 
+def beyond_a_count(count):
+    """A hook that changes all rows where there are several of something, which no text of a trial has."""
+    return hooked(lambda: lambda module, inputs, output: output + VECTOR if count(output) > 3 else output)
+
+
+COUNTS = {
+    "a length": lambda states: len((states > 6).nonzero()),
+    "an integer": lambda states: int((states > 6).sum()),
+    "an item": lambda states: (states > 6).sum().item(),
+    "a list": lambda states: sum((states > 6).sum(-1).flatten().tolist()),
+    "a shape": lambda states: torch.argwhere(states > 6).shape[0],
+    "places": lambda states: torch.where(states > 6)[0].numel(),
+}
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
+def test_hooks_that_count_what_a_pass_computes(count):
+    compare(beyond_a_count(count), "decides for all rows")
+
+
+MANY = 900
+
+
+def beyond_many(limit=MANY):
+    return {
+        "a number": lambda module, inputs, output: output + VECTOR if output.shape[1] > 900 else output,
+        "a slice": lambda module, inputs, output: torch.cat([output[:, :900], output[:, 900:] + VECTOR], 1),
+        "a global": lambda module, inputs, output: output + VECTOR if len(output[0]) >= MANY else output,
+        "a variable": lambda module, inputs, output: output + VECTOR if output.size(1) > limit else output,
+    }
+
+
+@pytest.mark.parametrize("name", beyond_many())
+def test_hooks_that_change_long_prompts(name):
+    """Longer ones than a trial has."""
+
+    def bring(**config):
+        model = llama(**config)
+        model.model.layers[0].register_forward_hook(beyond_many()[name])
+        return model
+
+    ids = tiny.prompt(2, 950)
+    long = functools.partial(bring, max_position_embeddings=2048)
+    assert not torch.equal(long().generate(ids, **GREEDY), llama(max_position_embeddings=2048).generate(ids, **GREEDY))
+    compare(long, "it names 900", ids)
+    compare(functools.partial(bring, max_position_embeddings=512), None)
+
+
 def test_a_trial_fits_into_a_short_context():
     def bring():
         torch.manual_seed(0)

@@ -2,8 +2,8 @@
 one of them, and so does a column that is rounded unless a row of it is large. A trial need not meet the case.
 
 So what follows from the tokens is traced through all operations of one pass over a tree: no foreign function may take a
-truth value or a fraction of it. Integers may be taken: experts are chosen by them, row by row. Then some nodes of a
-tree are made large, or zero, in what foreign code is given: no other node may change.
+truth value or a fraction of it. Integers may be taken by classes alone: experts are chosen by them, row by row. Then
+some nodes of a tree are made large, or zero, in what foreign code is given: no other node may change.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from .search import Foreign, codes_within
 
 _TAKING = frozenset({"__bool__", "__float__", "__contains__", "item", "equal", "allclose", "is_nonzero"})
 """Operations that give a number to Python."""
+_COUNTING = frozenset({"__int__", "__index__", "item", "tolist", "nonzero", "argwhere", "unique"})
+"""Operations that give an integer to Python, or as many rows as there are of something."""
 _FACTORS = {torch.float16: (10.0, 0.0)}
 _USUAL_FACTORS = (100.0, 0.0)
 """What nodes are multiplied by, by type of the model: less where scores of attention would overflow."""
@@ -46,7 +48,10 @@ def decides_by_numbers(
     if any(map(is_compiled, parts_of(target.eager))):
         return None
     cache, inputs = _before_tree(target, texts, parents, nodes)
-    codes = {code for reach in searched for function in reach.functions for code in codes_within(function.__code__)}
+    codes: dict[CodeType, bool] = {}
+    for reach in searched:
+        for code in (code for function in reach.functions for code in codes_within(function.__code__)):
+            codes[code] = codes.get(code, True) and reach.is_class
     with _Tracing(inputs.tokens, codes) as tracing:
         target.forward(inputs, cache)
     return tracing.decided_by
@@ -112,7 +117,8 @@ def _before_tree(
 class _Tracing(TorchFunctionMode):
     """Traces what follows from tokens, and who takes numbers of it."""
 
-    def __init__(self, tokens: torch.Tensor, codes: set[CodeType]) -> None:
+    def __init__(self, tokens: torch.Tensor, codes: dict[CodeType, bool]) -> None:
+        """`codes`: those of foreign functions, and whether each may take integers."""
         super().__init__()
         self.decided_by: str | None = None
         self._codes = codes
@@ -125,10 +131,13 @@ class _Tracing(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if self._memory.isdisjoint(memory_of(_tensors((args, kwargs)))):
             return result
-        if getattr(function, "__name__", "") in _TAKING and isinstance(result, (bool, float)):
+        name = getattr(function, "__name__", "")
+        takes = name in _TAKING and isinstance(result, (bool, float))
+        if takes or name in _COUNTING or (name == "where" and isinstance(result, tuple)):
             caller = _caller(sys._getframe(1))
-            if caller is not None and caller.f_code in self._codes:
-                self.decided_by = caller.f_code.co_qualname
+            code = None if caller is None else caller.f_code
+            if code in self._codes and (takes or not self._codes[code]):
+                self.decided_by = code.co_qualname
         for tensor in _tensors(result):
             self._follow(tensor)
         return result

@@ -136,6 +136,8 @@ class Reachable:
         self.functions: list[FunctionType] = []
         self.values: list[tuple[str, Any]] = []
         """Immutable values, configurations and tensors, by name."""
+        self.variables: list[tuple[str, Any]] = []
+        """What functions have in variables from outside and in defaults, by name."""
         self._names: set[str] = set()
         self._strings: set[str] = set()
         self._namespaces: list[ModuleType] = []
@@ -149,7 +151,8 @@ class Reachable:
         self._methods: list[tuple[str, Any]] = []
         """Methods that are followed once the code names them."""
         self._unread: list[tuple[str, Any]] = [(piece.description, piece.code)]
-        self._is_class = isinstance(piece.code, type)
+        self.is_class = isinstance(piece.code, type)
+        """Whether it is a class, whose code names sizes of its weights too."""
         while self.reason is None and (self._unread or self._follow_names()):
             name, item = self._unread.pop()
             if id(item) not in self._seen:
@@ -177,7 +180,7 @@ class Reachable:
         strings = self._strings if self._names_attributes_by_strings else set()
         names = self._names | strings
         unknown = {name for name in names - self._resolved if not _is_harmless(name)}
-        if self._is_class:
+        if self.is_class:
             unknown -= _NAMES_OF_CLASSES
         elif by_length := (self._names | self._strings) & _NAMES_OF_CLASSES:
             return f"it reads {min(by_length)}, by which it may follow the length of a sequence"
@@ -186,7 +189,7 @@ class Reachable:
         if unknown:
             return f"it uses {min(unknown)}"
         configs = [value for _, value in self.values if isinstance(value, PretrainedConfig)]
-        if configs and not self._is_class and names & _CHANGING:
+        if configs and not self.is_class and names & _CHANGING:
             return "it may change a configuration"
         containers = {
             name for config in configs for name, value in vars(config).items() if isinstance(value, (dict, list))
@@ -265,6 +268,7 @@ class Reachable:
                 return
         self._names |= operations.attributes
         self._strings |= operations.strings
+        others = len(self._unread)
         self._in_place = self._in_place or operations.in_place
         if "getattr" in operations.globals:
             self._names_attributes_by_strings = True
@@ -281,6 +285,7 @@ class Reachable:
                 self._unread.append((variable, function.__globals__[variable]))
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
                 self.reason = f"{path} uses {variable}"
+        self.variables += self._unread[others:]
 
     def _namespace(self, module: ModuleType) -> None:
         if is_own(module.__name__) and package_of(module.__name__) not in _LIBRARIES:
@@ -373,8 +378,10 @@ def reachable(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reacha
     return [Reachable(model, piece) for piece in pieces.values()]
 
 
-def numbers_in(searched: Iterable[Reachable]) -> list[int]:
-    """Integers that foreign code reaches: ids of tokens, numbers of rows or positions by which it may decide."""
+def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[int]:
+    """Integers that foreign code reaches: ids of tokens, numbers of rows or positions by which it may decide. Those of
+    modules may be sizes of weights.
+    """
     numbers: dict[int, None] = {}
 
     def add(value: Any) -> None:
@@ -393,7 +400,7 @@ def numbers_in(searched: Iterable[Reachable]) -> list[int]:
     for reach in searched:
         for function in reach.functions:
             add(function.__code__)
-        for _, value in reach.values:
+        for _, value in reach.values if of_modules else reach.variables:
             add(value)
     return [*numbers][:_MOST_NUMBERS]
 

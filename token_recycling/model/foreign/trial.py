@@ -74,12 +74,14 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | Non
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
-    # Accelerated calls do without attention that is registered by name: it must do as theirs, however many keys it has.
+    # Attention that is registered by name is not called in accelerated calls, and must do as theirs does. Of classes
+    # numbers are sizes of weights, as a rule.
     registered = {id(code) for _, code in registered_attention(target.model)}
     for reach in searched:
-        for number in numbers_in([reach]) if id(reach.code) in registered else ():
+        whole = id(reach.code) in registered
+        for number in numbers_in([reach], of_modules=whole) if whole or not reach.is_class else ():
             if _MOST_ROWS <= number < (target.max_length or math.inf):
-                return f"{reach.description}: it names {number}, by which it may decide beyond the keys of a trial"
+                return f"{reach.description}: it names {number}, by which it may decide beyond the tokens of a trial"
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 
