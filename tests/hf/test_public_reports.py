@@ -29,6 +29,7 @@ from transformers import (
     StoppingCriteriaList,
     TextIteratorStreamer,
 )
+from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import token_recycling as tr
@@ -436,3 +437,17 @@ def test_layers_in_another_order_are_left_to_generate(family):
         layers._modules.update({str(place): layer for place, layer in enumerate([*layers][::-1])})
     assert_same(outcome(call(), accelerated), outcome(call(), plain))
     assert "in place 0" in accelerated.acceleration.fallback
+
+
+@pytest.mark.parametrize("family", ["jamba", "bamba", "lfm2"])
+def test_a_hybrid_without_its_attention_is_left_to_generate(family):
+    """Its layer is removed by hand, whose cache says how many tokens were read."""
+    model = model_of(next(case for case in RECURRENT if case.family == family))
+    accelerated = tr.accelerate(copy.deepcopy(model))
+    layers = DynamicCache(config=model.config).layers
+    counting = next(place for place, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin))
+    for one in (model, accelerated):
+        one.base_model.layers = one.base_model.layers[:counting]
+    for ids in (IDS[:, :1], IDS):
+        assert_same(outcome(call(ids), accelerated), outcome(call(ids), model))
+    assert f"no layer of number {counting}" in accelerated.acceleration.fallback

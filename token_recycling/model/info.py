@@ -257,7 +257,7 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
 
 def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Module]) -> str | None:
     """Why layers may not be what the configuration says, or None: masks go by the place of a layer, and its cache by
-    the number that it was made with. The cache of number 0 says how many tokens were read.
+    the number that it was made with. The first cache with slots says how many tokens were read.
     """
     several_types = len({(type(layer), window_of(layer)) for layer in cached}) > 1
     stacks = [[*map(_numbers_of, layers)] for layers in parts if isinstance(layers, torch.nn.ModuleList) and layers]
@@ -271,8 +271,9 @@ def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Mo
         if times > 1:
             return f"{name} has {times} layers of number {number}, which would share a cache; number them anew"
     numbers = {number for stack in stacks for layer in stack for _, number in layer}
-    if any(stack[0] for stack in stacks) and 0 not in numbers:
-        return f"{name} has no layer of number 0; number its layers anew"
+    counting = next((place for place, layer in enumerate(cached) if isinstance(layer, CacheLayerMixin)), 0)
+    if any(stack[0] for stack in stacks) and counting not in numbers:
+        return f"{name} has no layer of number {counting}; number its layers anew"
     return None
 
 
