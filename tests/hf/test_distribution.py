@@ -206,10 +206,13 @@ def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, t
 
 
 def walking(chosen):
-    """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none."""
+    """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none; as
+    of every walk, `path` gets the accepted nodes.
+    """
 
     def walk(draft, logits, append, choose, row=0, path=None):
-        accepted, emitted = [0], []
+        accepted, emitted = [] if path is None else path, []
+        accepted.append(0)
         while True:
             children = list(draft.children[accepted[-1]])
             child = chosen(draft, children, logits[accepted[-1]])
