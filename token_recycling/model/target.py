@@ -228,9 +228,8 @@ class Target:
             more["position_ids"] = places[:, -tokens.shape[1] :]
         behind = tokens.shape[1] > 1 and cache.length > 0  # where every layer has a mask
         grouped = behind and self.info.named_attention
-        with attending(self.config, self.info.attention, grouped), contextlib.ExitStack() as others:
-            if self.prepacked is not None:
-                others.enter_context(self.prepacked.used())
+        packed = contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
+        with attending(self.config, self.info.attention, grouped), packed:
             logits = self.eager(input_ids=tokens, **more).logits
         if cache.states is not None:
             cache.states.counter.length += tokens.shape[1]

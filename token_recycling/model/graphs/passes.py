@@ -143,7 +143,7 @@ class CapturedPasses:
             capacity = max(slots, self.capacity)
         self.batch, self.capacity = batch, capacity
 
-    def join(self, target: Target, other: TreeCache, sequences: int, cached: int) -> None:
+    def join(self, other: TreeCache, sequences: int, cached: int) -> None:
         """Add the sequence of another cache, whose tokens have the first `cached` slots, behind `sequences` others."""
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
@@ -277,7 +277,7 @@ class GraphRunner(Runner):
         if self._given is None:
             super().join(other, sequences, cached)
         else:
-            self._passes.join(self.target, other.cache, sequences, cached)
+            self._passes.join(other.cache, sequences, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
         if self._given is not None:
