@@ -53,8 +53,6 @@ class Batch:
         reading = None if requests[0].reading is None else partial(self._between_pieces, requests[0].reading)
         self.runner = Runner(self.target, cache, reading, partial(clock.lap, "prepare"))
         """Owns the slots of the sequences, in the order of the requests."""
-        self._states = _states_read(requests)
-        """Numbers of the hidden states that drafters need."""
         self.is_settled = True
         """Whether the slots are those of tokens of the sequences, as between two passes."""
         self._alone = False
@@ -66,6 +64,12 @@ class Batch:
     def active(self) -> list[int]:
         """Rows of the requests that will emit more tokens."""
         return [row for row, request in enumerate(self.requests) if request.active]
+
+    @property
+    def _states(self) -> tuple[int, ...]:
+        """Numbers of the hidden states that drafters need: all that need some need the same ones."""
+        needs = (request.traits for request in self.requests if request.traits.states is not None)
+        return max((traits.states_read(self.target) for traits in needs), key=len, default=())
 
     # Prompts
 
@@ -253,13 +257,11 @@ class Batch:
         (request,) = other.requests
         self.runner.join(other.runner, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
-        self._states = _states_read(self.requests)
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
-        self._states = _states_read(self.requests)
         self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
 
     # After the last step
@@ -355,10 +357,3 @@ def rows_left(requests: list[Request], finished: Collection[Request]) -> list[in
             order[row] = order[-1]
             order.pop()
     return order
-
-
-def _states_read(requests: list[Request]) -> tuple[int, ...]:
-    """Return the numbers of the hidden states that drafters of a batch need: all that need some need the same ones."""
-    needs = ((request.traits, request.target) for request in requests)
-    states = (traits.states_read(target) for traits, target in needs if traits.states is not None)
-    return max(states, key=len, default=())
