@@ -44,8 +44,9 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
     entered: dict[int, torch.Tensor] = {}
     thread = threading.get_ident()
 
-    def enter(number: int, layer: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
-        if threading.get_ident() == thread:
+    def enter(number: int, layer: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any] | None = None) -> None:
+        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        if kwargs is not None and threading.get_ident() == thread:
             entered[number] = args[0] if args else kwargs["hidden_states"]
 
     def leave(decoder: Any, args: Any, output: Any) -> None:

@@ -136,9 +136,10 @@ class _Walk:
         self._candidates: list[tuple[torch.nn.Linear, torch.Tensor]] = []
         """Outputs of the others, as long as it is not known which is the one at the end."""
 
-    def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The layer is called for all nodes: let it read the first."""
-        if threading.get_ident() != self._thread:
+        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        if kwargs is None or threading.get_ident() != self._thread:
             return None
         kwargs = {name: None if name in _MASKS else value for name, value in kwargs.items()}
         self._nodes = args[0] if args else kwargs.pop("hidden_states")
