@@ -35,13 +35,6 @@ def synchronize(device: torch.device) -> None:
             torch.accelerator.synchronize(device)
 
 
-def present_mode() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what is entered later to run code of users in the mode of now: only inference mode may write to tensors
-    that were made in it.
-    """
-    return torch.inference_mode if torch.is_inference_mode_enabled() else contextlib.nullcontext
-
-
 def lasting(function: F) -> F:
     """Let tensors that a function makes be written in place later, in inference mode or outside of it: one call may be
     within it and the next not.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from .._util.device import derived_generator, present_mode, random_state, set_random_state
+from .._util.device import derived_generator, random_state, set_random_state
 from ..drafters._base import Drafter
 from ..model.origin import name_of
 from ..model.target import Target
@@ -53,7 +54,7 @@ class TokenSequence:
         """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit. `watched`:
         code of users runs between tokens, which may change what ends the sequence.
         """
-        self._watched, self._in_mode = watched, present_mode()
+        self._watched, self._in_mode = watched, _present_mode()
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
@@ -147,6 +148,13 @@ class TokenSequence:
         self._copied = min(self._copied, columns)
 
 
+def _present_mode() -> Callable[[], AbstractContextManager[Any]]:
+    """Return what is entered later to run code of users in the mode of now: only inference mode may write to tensors
+    that were made in it.
+    """
+    return torch.inference_mode if torch.is_inference_mode_enabled() else nullcontext
+
+
 def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
     """Whether a token and a length are all that a criterion needs: that of lengths warns beyond a model's positions."""
     if type(criterion) is MaxLengthCriteria:
@@ -175,7 +183,7 @@ class TokenSelector:
         """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
-        self._in_mode = present_mode()
+        self._in_mode = _present_mode()
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
