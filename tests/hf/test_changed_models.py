@@ -169,3 +169,28 @@ def test_a_processor_that_writes_to_the_prompt(place):
         outcomes.append((tokens.tolist(), ids.tolist()))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][1] != IDS.tolist()
+
+
+@pytest.mark.parametrize("name", ["generate", "_prepare_generation_config"])
+def test_a_library_that_counts_calls_in_a_class(monkeypatch, name):
+    """As tracing tools do: the method that they replace is called once, whatever decodes."""
+    calls, method = [], getattr(LlamaForCausalLM, name)
+
+    def traced(model, *args, **arguments):
+        calls.append(name)
+        return method(model, *args, **arguments)
+
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    monkeypatch.setattr(LlamaForCausalLM, name, traced)
+    wanted, of_plain = outcome(plain), len(calls)
+    assert outcome(accelerated) == wanted
+    assert accelerated.acceleration.fallback is None
+    assert len(calls) == 2 * of_plain > 0
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_part_that_is_compiled_holds_functions_of_torch():
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    accelerated.model.norm = torch.compile(accelerated.model.norm, backend="eager")
+    assert outcome(accelerated) == outcome(plain)
+    assert accelerated.acceleration.fallback is None

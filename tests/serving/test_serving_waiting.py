@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from support import architectures, tiny
+from support.noting import own
 from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import speaking_llama
@@ -33,7 +34,7 @@ def reading():
             passes.append(kwargs["input_ids"].shape[1])
             time.sleep(0.05)
 
-    model.register_forward_pre_hook(slow, with_kwargs=True)
+    model.register_forward_pre_hook(own(slow), with_kwargs=True)
     return model, passes
 
 

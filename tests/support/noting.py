@@ -12,16 +12,22 @@ from torch.utils.hooks import RemovableHandle
 import token_recycling.model.hidden
 
 
-def _note(module: Any, inputs: Any, arguments: Any) -> None:
-    """The code of hooks; their variables are not those of this module."""
-    notes.append(of(arguments))  # noqa: F821
+def _as_own(*given: Any, **named: Any) -> Any:
+    """The code of hooks; their variable is not one of this module."""
+    return hook(*given, **named)  # noqa: F821
+
+
+def own(hook: Callable[..., Any]) -> FunctionType:
+    """Return a hook that does as another, and counts as one of this library's own, which change nothing."""
+    variables = {"__name__": token_recycling.model.hidden.__name__, "hook": hook}
+    return FunctionType(_as_own.__code__, variables)
 
 
 def noted(model: torch.nn.Module, of: Callable[[dict[str, Any]], Any]) -> tuple[list[Any], RemovableHandle]:
-    """Return a list that grows by `of(arguments)` before each forward pass of a model, and the handle of its hook. It
-    counts as one of this library's own, which change nothing.
-    """
+    """Return a list that grows by `of(arguments)` before each forward pass of a model, and the handle of its hook."""
     notes: list[Any] = []
-    variables = {"__name__": token_recycling.model.hidden.__name__, "notes": notes, "of": of}
-    hook = FunctionType(_note.__code__, variables)
-    return notes, model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def note(module: torch.nn.Module, inputs: Any, arguments: dict[str, Any]) -> None:
+        notes.append(of(arguments))
+
+    return notes, model.register_forward_pre_hook(own(note), with_kwargs=True)

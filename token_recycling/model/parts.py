@@ -83,12 +83,14 @@ _IMPORTED = frozenset(
 NEVER_IN_A_PASS = frozenset(
     {
         *("backward", "register_hook", "retain_grad", "__repr__", "__str__", "__format__", "load", "save", "compile"),
-        *("from_pretrained", "save_pretrained", "push_to_hub"),
+        *("from_pretrained", "save_pretrained", "push_to_hub", "generate", "_prepare_generation_config"),
     }
 )
-"""Names of functions that libraries replace as they are imported, to trace, show, load or save, and no forward pass
-calls.
+"""Names of functions that libraries replace, to trace, show, load or save, and that are called neither by a forward
+pass nor between passes.
 """
+_OF_GRAPHS = ("__compiled_fn_", "__resume_at_")
+"""Beginnings of the names by which code that was compiled finds its graphs, in the module of its source."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
 
@@ -220,6 +222,7 @@ def replaced_in(holder: Any) -> tuple[Replaced, ...]:
         (holder, name, function)
         for name, function in list(vars(holder).items())
         if name not in NEVER_IN_A_PASS
+        and not name.startswith(_OF_GRAPHS)
         and is_code(function)
         and is_foreign(function)
         and package_of(home_of(function)) not in _IMPORTED

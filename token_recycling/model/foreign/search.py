@@ -236,6 +236,8 @@ def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
         return any(value is not module for value in given)
     if name.startswith("_") or is_graph(function) or package_of(home_of(inner)) in _LIBRARIES_OF_MODELS:
         return False
+    if cls.__module__.startswith("torch.") and not hasattr(cls, name):
+        return False  # torch's own constructor set it
     return not any(_names(maker.__code__, getattr(inner, "__name__", "")) for maker in _makers(cls))
 
 
