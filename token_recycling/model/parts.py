@@ -83,7 +83,7 @@ _IMPORTED = frozenset(
 NEVER_IN_A_PASS = frozenset(
     {
         *("backward", "register_hook", "retain_grad", "__repr__", "__str__", "__format__", "load", "save", "compile"),
-        *("from_pretrained", "save_pretrained", "push_to_hub", "generate", "_prepare_generation_config"),
+        *("from_pretrained", "save_pretrained", "push_to_hub", "generate"),
     }
 )
 """Names of functions that libraries replace, to trace, show, load or save, and that are called neither by a forward
