@@ -268,24 +268,25 @@ class Reachable:
                 return
         self._names |= operations.attributes
         self._strings |= operations.strings
-        others = len(self._unread)
         self._in_place = self._in_place or operations.in_place
         if "getattr" in operations.globals:
             self._names_attributes_by_strings = True
+        variables: list[tuple[str, Any]] = []
         for variable, cell in zip(free, function.__closure__ or (), strict=True):
             try:
-                self._unread.append((variable, cell.cell_contents))
+                variables.append((variable, cell.cell_contents))
             except ValueError:  # empty as yet
                 self.reason = f"{path} reads {variable}, which has no value"
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        self._unread += [(f"a default of {path}", value) for value in values]
-        self._unread += [*function.__dict__.items()]
+        variables += [(f"a default of {path}", value) for value in values]
+        variables += [*function.__dict__.items()]
         for variable in sorted(operations.globals):
             if variable in function.__globals__:
-                self._unread.append((variable, function.__globals__[variable]))
+                variables.append((variable, function.__globals__[variable]))
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
                 self.reason = f"{path} uses {variable}"
-        self.variables += self._unread[others:]
+        self.variables += variables
+        self._unread += variables
 
     def _namespace(self, module: ModuleType) -> None:
         if is_own(module.__name__) and package_of(module.__name__) not in _LIBRARIES:
