@@ -51,14 +51,12 @@ def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
 
 @pytest.mark.parametrize(("own", "steps"), [(0.2, 20), (5.0, 64), (0.001, 0)])
 def test_a_drafter_that_does_not_pay_pauses_as_long_as_a_probe_takes_a_hundredth(monkeypatch, own, steps):
-    pacer = new_pacer()
-    assert pacer.back_off(pace_of(pacer, None, 0.9, monkeypatch), 1, 1.5, own) == steps
+    assert pace_of(new_pacer(), None, 0.9, monkeypatch).account.back_off(1, 1.5, own) == steps
 
 
 def test_a_drafter_that_pays_in_the_long_run_or_this_once_does_not_pause(monkeypatch):
     def paused(rate, **step):
-        pacer = new_pacer()
-        return pacer.back_off(pace_of(pacer, None, rate, monkeypatch), 1, 1.5, 0.5, **step)
+        return pace_of(new_pacer(), None, rate, monkeypatch).account.back_off(1, 1.5, 0.5, **step)
 
     assert paused(2.0) == 0
     assert paused(0.9, predicted=1.9) == 0
@@ -67,16 +65,15 @@ def test_a_drafter_that_pays_in_the_long_run_or_this_once_does_not_pause(monkeyp
 
 def test_a_sequence_does_not_pause_where_those_that_share_its_passes_are_ahead_together(monkeypatch):
     """The other one drafts as well as this one does badly; then it does not."""
-    pacer = new_pacer()
-    pace = pace_of(pacer, None, 1.1, monkeypatch)
+    pace = pace_of(new_pacer(), None, 1.1, monkeypatch)
     for _ in range(20):
-        pacer.back_off(pace, 1, 2.0, 0.5)
-        pacer.back_off(pace, 4, 2.0, 0.5)
-    assert pacer.back_off(pace, 1, 2.0, 0.5) == 0
+        pace.account.back_off(1, 2.0, 0.5)
+        pace.account.back_off(4, 2.0, 0.5)
+    assert pace.account.back_off(1, 2.0, 0.5) == 0
     for _ in range(80):
-        pacer.back_off(pace, 2, 2.0, 0.5)
-        pacer.back_off(pace, 1, 2.0, 0.5)
-    assert pacer.back_off(pace, 1, 2.0, 0.5) > 0
+        pace.account.back_off(2, 2.0, 0.5)
+        pace.account.back_off(1, 2.0, 0.5)
+    assert pace.account.back_off(1, 2.0, 0.5) > 0
 
 
 def test_forecasts_are_believed_as_far_as_they_came_true():
@@ -85,13 +82,13 @@ def test_forecasts_are_believed_as_far_as_they_came_true():
     pace = pace_of(pacer, drafter)
     assert pacer.budget(pace, within=False).ratio == pytest.approx(0.7)
     for _ in range(300):
-        pacer.back_off(pace, 2, 1.0, 0.1, predicted=3.0)
+        pace.account.back_off(2, 1.0, 0.1, predicted=3.0)
     assert pacer.budget(pace, within=False).ratio == pytest.approx(0.5, abs=0.02)
     assert new_pacer().budget(pace_of(new_pacer(), drafter), within=False).ratio == pytest.approx(0.5, abs=0.02)
     assert pacer.budget(pace, within=True).ratio == pytest.approx(0.7)
     pacer.budget(pace, within=False)
     for _ in range(300):
-        pacer.back_off(pace, 5, 1.0, 0.1, predicted=3.0)
+        pace.account.back_off(5, 1.0, 0.1, predicted=3.0)
     assert pacer.budget(pace, within=False).ratio == 1, "no more than was predicted"
 
 
@@ -107,15 +104,15 @@ def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundred
     for number in range(200):
         budget = pacer.budget(pace, within=False)
         assert budget is not None
-        budget.passes = 1 + number % 4
+        overhead, budget.passes = pace.account.overhead, 1 + number % 4
         units = budget.passes if runs_model else 1
         pace.seconds = 0.03 * units
         pacer.count(pace, step, 0.07 * units)
-        assert number or pace.overhead.step == Overhead().step, "the first draft also reads the prompt"
+        assert number or overhead.step == Overhead().step, "the first draft also reads the prompt"
         rest = pace.paused
         assert [pacer.budget(pace, within=False) for _ in range(rest)] == [None] * rest
         if number > 100:
-            assert pace.overhead.step == pytest.approx(0.1 * sequences, rel=0.1), "the prior counts as four steps"
+            assert overhead.step == pytest.approx(0.1 * sequences, rel=0.1), "the prior counts as four steps"
             assert rest == pytest.approx(min(64, 10 * units * sequences), rel=0.1, abs=1)
 
 
@@ -124,7 +121,7 @@ def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
     for nodes, most in ((5, 5), (None, 4096)):
         pace = Pace(SequenceDrafter(tr.make_drafter("plain")), nodes)
         assert pacer.budget(pace, within=False).nodes == most
-        assert pace.budget is None
+        assert pace.account is None
         assert pacer.budget(pace, within=False).pays([1.0])
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -139,6 +139,33 @@ class Ledger:
         return np.array([_PRIOR_STEPS * tokens / passes, _PRIOR_STEPS, _PRIOR_PREDICTED * ratio, _PRIOR_PREDICTED])
 
 
+class Account(NamedTuple):
+    """What decides on a draft that is sized by cost, and what its outcome is counted in."""
+
+    budget: Budget
+    ledger: Ledger
+    overhead: Overhead
+    sums: np.ndarray
+    """(4,) float64: those of the ledger in this call (`Ledger.of_call`)."""
+
+    def back_off(self, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:
+        """Count a drafted step; return for how many steps drafting is disabled.
+
+        The step gave `tokens` and took `passes`, `own` of them for drafting. Drafting is disabled where it does not pay
+        in the long run, unless this step was to pay by its `predicted` tokens. The long run is that of all sequences
+        of the batch: disabling drafting for one of them saves nothing.
+        """
+        sums = self.sums
+        _, _, accepted, promised = sums.tolist()
+        paid = 1 + min(1.0, accepted / promised) * (predicted - 1) >= passes
+        forecast = (tokens - 1, predicted - 1) if predicted > 1 else (_UNPREDICTED, _UNPREDICTED)
+        step = tokens, passes, *forecast
+        sums *= _DECAY_OF_CALL
+        sums += step
+        self.ledger.count(step)
+        return 0 if paid or sums[0] >= sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
+
+
 @dataclass(eq=False)
 class Pace:
     """How one sequence drafts."""
@@ -146,16 +173,10 @@ class Pace:
     drafter: SequenceDrafter
     nodes: int | Literal["auto"] | None
     """See `DrafterTraits.nodes`."""
-    budget: Budget | None = field(default=None, init=False)
+    account: Account | None = field(default=None, init=False)
     """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
     paused: int = field(default=0, init=False)
     """Steps for which drafting is disabled."""
-    ledger: Ledger = field(init=False)
-    overhead: Overhead = field(init=False)
-    sums: np.ndarray = field(init=False)
-    """Of drafts like the one of this step: their ledger, their overhead, and their sums in this call (see
-    `Ledger.of_call`).
-    """
     seconds: float = field(default=0.0, init=False)
     """Spent on the draft of this step."""
     drafts: int = field(default=0, init=False)
@@ -233,7 +254,7 @@ class Pacer:
 
     def budget(self, pace: Pace, within: bool) -> Budget | None:
         """Return what the next draft of a sequence may cost, None to leave it out; `within`: there is a grammar."""
-        pace.budget = None
+        pace.account = None
         if pace.nodes != "auto":
             return Budget.of_nodes(pace.nodes)
         if pace.paused:
@@ -248,25 +269,26 @@ class Pacer:
             overhead = ledger.overheads[self._sequences] = Overhead(prior)
         if sums is None:
             sums = self._sums[ledger] = ledger.of_call(self.time_of(ledger.assumed_nodes))
-        pace.ledger, pace.overhead, pace.sums, pace.drafts = ledger, overhead, sums, pace.drafts + 1
         _, _, accepted, predicted = sums.tolist()
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
         if cost is None:
-            pace.budget = Budget(times, ratio, step=overhead.step, node=overhead.node)
+            budget = Budget(times, ratio, step=overhead.step, node=overhead.node)
         else:  # its overhead is that of passes of a draft model
-            pace.budget = Budget(times, ratio, of_pass=overhead.step)
-        return pace.budget
+            budget = Budget(times, ratio, of_pass=overhead.step)
+        pace.account, pace.drafts = Account(budget, ledger, overhead, sums), pace.drafts + 1
+        return budget
 
     def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> Sequence[Draft]:
         """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
         all nodes where no draft is sized by cost. See `prune`.
         """
-        budgets = [pace.budget for pace in paces if pace.budget is not None]
-        if not budgets:
+        budgets = [None if pace.account is None else pace.account.budget for pace in paces]
+        sized = [budget for budget in budgets if budget is not None]
+        if not sized:
             return drafts
-        others = (len(drafts) - len(budgets)) * self.curve.relative
-        times = (sum(budget.times for budget in budgets) + others) / len(drafts)
-        return prune(drafts, times, [1.0 if pace.budget is None else pace.budget.ratio for pace in paces])
+        others = (len(drafts) - len(sized)) * self.curve.relative
+        times = (sum(budget.times for budget in sized) + others) / len(drafts)
+        return prune(drafts, times, [1.0 if budget is None else budget.ratio for budget in budgets])
 
     # After a step
 
@@ -274,40 +296,23 @@ class Pacer:
         """Count a step of a sequence whose draft was sized by cost: the tokens that it gave, and what drafting and
         learning, `seconds` of it, took.
         """
-        budget, pace.budget = pace.budget, None
-        if budget is None:
+        account, pace.account = pace.account, None
+        if account is None:
             return
-        overhead, nodes = pace.overhead, len(step.draft)
-        units, size = (1, nodes) if pace.drafter.pass_cost is None else (budget.passes, 1)
+        overhead, nodes = account.overhead, len(step.draft)
+        units, size = (1, nodes) if pace.drafter.pass_cost is None else (account.budget.passes, 1)
         if self._measures and units and pace.drafts > 1:
             # The sequences of a batch are drafted for one after another.
             passes = self._agreed((pace.seconds + seconds) * self._sequences / float(self.curve.seconds[0]))
             overhead.count(size, passes / units)
         values = step.draft.values
         drafting = units * overhead.of(size)
-        pace.paused = self.back_off(
-            pace,
+        pace.paused = account.back_off(
             len(step.tokens),
             self._verifying + drafting,
             own=units * overhead.step,
             predicted=1.0 if values is None else float(values.sum()),
         )
-
-    def back_off(self, pace: Pace, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:
-        """Count a drafted step; return for how many steps drafting is disabled.
-
-        The step gave `tokens` and took `passes`, `own` of them for drafting. Drafting is disabled where it does not pay
-        in the long run, unless this step was to pay by its `predicted` tokens. The long run is that of all sequences
-        of the batch: disabling drafting for one of them saves nothing.
-        """
-        _, _, accepted, promised = pace.sums.tolist()
-        paid = 1 + min(1.0, accepted / promised) * (predicted - 1) >= passes
-        forecast = (tokens - 1, predicted - 1) if predicted > 1 else (_UNPREDICTED, _UNPREDICTED)
-        step = tokens, passes, *forecast
-        pace.sums *= _DECAY_OF_CALL
-        pace.sums += step
-        pace.ledger.count(step)
-        return 0 if paid or pace.sums[0] >= pace.sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
 
 
 def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -> list[Draft]:
