@@ -1,31 +1,20 @@
-import itertools
-import logging
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import settings
-from support import tiny
-from support.commandline import CONTEXT
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from token_recycling.model.loading import load
 
 HERE = Path(__file__).parent
-SHIPPED = HERE.parent / "models" / "target"
 NIGHTLY = ("browser", "cuda", "ecosystem")
 """Folders whose tests are for `make test-all` alone; elsewhere the marker `nightly` says it."""
-CACHES = itertools.count()
-
-# The same examples on every machine and in every run.
-settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
-settings.load_profile("fixed")
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", help="where tests/cuda run: cuda if there is a card, else cpu, which only tries them")
+
+
+def pytest_configure(config):
+    """Load the fixtures, but not in a process that only hands tests to others: torch and transformers take seconds."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        config.pluginmanager.import_plugin("support.fixtures")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -39,120 +28,3 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.relative_to(HERE).parts[0] in NIGHTLY:
             item.add_marker("nightly")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """An empty cache folder, so that no test reads or writes the user's measurements. It is made by what writes to it:
-    pytest would be slow at looking through thousands of folders for the next number, and at removing them.
-    """
-    folder = tmp_path_factory.getbasetemp() / f"cache{next(CACHES)}"
-    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def fixed_costs(request, monkeypatch):
-    """Drafts have the size that pays on one imagined machine, however busy this one is."""
-    if request.node.get_closest_marker("measured") is None:
-        from support.runs import fix_costs, fix_work  # numba, which vLLM's tests may only import after their engine
-
-        fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
-        fix_work(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def examined(request):
-    """A call whose examination fails is left to `generate`, with a traceback in the log: a fault of ours would be, too.
-    The marker `failing_objects` says that objects of the test are to fail there.
-    """
-    records: list[logging.LogRecord] = []
-    noting, logger = logging.Handler(logging.WARNING), logging.getLogger("token_recycling")
-    noting.emit = records.append
-    logger.addHandler(noting)
-    yield
-    logger.removeHandler(noting)
-    messages = [record.getMessage() for record in records if record.exc_info]
-    if request.node.get_closest_marker("failing_objects") is None:
-        assert not [message for message in messages if "cannot be examined" in message]
-
-
-@pytest.fixture
-def nothing_compiled():
-    """torch's compiler has seen nothing before the test, and forgets what it saw in it."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def switching_often():
-    """Threads take turns every few operations."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.fixture
-def model():
-    """A random llama of 64 tokens, made for this test alone."""
-    return tiny.llama()
-
-
-@pytest.fixture
-def counting():
-    """A llama of 16 tokens that counts."""
-    return tiny.counting_llama()
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    return tiny.tokenizer()
-
-
-@pytest.fixture(scope="session")
-def shipped():
-    """The target model that ships with the project, in float32, and its tokenizer."""
-    assert (SHIPPED / "model.safetensors").exists(), f"no model in {SHIPPED}, which is a part of the repository"
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(SHIPPED)
-
-
-@pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory):
-    """A llama whose tokens are bytes, so that characters of several bytes come in parts."""
-    folder = tmp_path_factory.mktemp("tiny")
-    vocab = {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab={**vocab, "<end>": 256}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
-        eos_token_id=256,
-        bos_token_id=None,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def loaded(tiny_model_dir):
-    """The model and the tokenizer in that folder."""
-    return load(tiny_model_dir)
