@@ -309,6 +309,28 @@ def test_a_cache_that_goes_back_behind_its_window(recording):
     assert torch.equal(*texts)
 
 
+def given_back(layer):
+    """What others than `generate` see of a layer; contiguous as there, unless a window dropped some."""
+    states = {name: vars(layer)[name].shape for name in ("keys", "values")}
+    return type(layer), layer.is_sliding or layer.keys.is_contiguous(), {**vars(layer), **states}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("how", ["returned", "given", "filled"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows):
+    """So that they can be written to by `.data`, saved, cropped as far as those of plain `generate` can, and reset for
+    another model (huggingface/transformers#48509); a model that is not accelerated continues them.
+    """
+    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 6, VOCABULARY)
+    ids, seen = ids.repeat(rows, 1), []
+    for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
+        cache = {"returned": None, "given": DynamicCache()}.get(how, DynamicCache(config=model.config))
+        output = generate(ids, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
+        seen.append([*map(given_back, output.past_key_values.layers), output.past_key_values.layer_class_to_replicate])
+    assert seen[0] == seen[1]
+
+
 @needs(5, 24)
 def test_values_of_another_type_than_keys():
     """Under autocast what rotates keys computes in float32; earlier caches widened values to that."""

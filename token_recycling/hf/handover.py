@@ -5,7 +5,7 @@ of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter s
 one slot, and a static cache has all its slots from the start. Before the first step a cache that is not new is read;
 after the last one, if the caller will see it, it is filled as plain decoding would have left it.
 
-Cost: nothing for one sequence in a dynamic cache, one pass over the cache for a batch, a copy for a static cache.
+Cost: a copy of the cache at either end, for a batch two.
 
 `BatchStopping` applies criteria that must see all sequences of a batch at once. `generate` appends one token to every
 sequence, evaluates the criteria and goes on. Here sequences advance by different numbers of tokens. So a column of the
@@ -89,6 +89,8 @@ def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: 
         _write(cache, given)
     if cache.states is not None:
         cache.states.stop_counting(given)
+    if cache.cache is given:
+        cache.release()
 
 
 def fill_up(requests: list[Request], cache: TreeCache, padding: int) -> None:

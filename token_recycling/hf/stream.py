@@ -77,8 +77,12 @@ def stream(
     cache = TreeCache(given)
 
     def steps() -> Iterator[Step]:
-        with closing(decode([request], cache, backend=backend)) as passes:
-            for (step,) in passes:
-                yield step
+        try:
+            with closing(decode([request], cache, backend=backend)) as passes:
+                for (step,) in passes:
+                    yield step
+        finally:
+            if past_key_values is not None:
+                cache.release()
 
     return steps()

@@ -195,6 +195,16 @@ class TreeCache:
         for layer in self.filled:
             layer.cut(slots)
 
+    def release(self) -> None:
+        """Before the cache is its owner's again: let it have layers of transformers, where they have one of that kind;
+        what callers, and other libraries, do with those is theirs.
+        """
+        if self.cache.layer_class_to_replicate is TreeLayer:
+            self.cache.layer_class_to_replicate = DynamicLayer
+        for layer in self.layers:
+            if type(layer) is TreeLayer:
+                layer.release()
+
     # Capacity
 
     def reserve(self, rows: int, columns: int, nodes: int = WINDOW_NODES) -> None:

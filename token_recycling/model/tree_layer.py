@@ -145,14 +145,18 @@ class TreeLayer(DynamicLayer):
 
     def hand_back(self, part: int, states: torch.Tensor) -> None:
         """Become a layer of transformers, with keys (`part` 0) or values (1) that somebody else has set."""
-        if type(self) is not TreeLayer:
-            raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
         parts[part] = states
         self._become_plain(parts)
 
+    def release(self) -> None:
+        """Become a layer of transformers, whose keys and values are as there: contiguous, and nobody else's."""
+        self._become_plain([states.contiguous() for states in (self.keys, self.values) if states is not None])
+
     def _become_plain(self, parts: Sequence[Any] = ()) -> None:
         """Become a layer of transformers with these keys and values, or without any."""
+        if type(self) is not TreeLayer:
+            raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         own = DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
         if parts:
             own.lazy_initialization(*parts)
@@ -304,14 +308,10 @@ class TreeLayer(DynamicLayer):
     def cut(self, slots: int) -> None:
         """Forget all slots from number `slots` on."""
         if slots == 0:
-            self.reset()
+            self.length = self.columns = self.first_needed = 0
+            self.starts = [0] * self.rows
             return
-        first = max(self.starts, default=0)
-        if self.window and first > max(0, slots - self.window + 1) and slots < self.length:
-            raise RuntimeError(  # as of transformers' own, which cannot go back at all
-                f"the cache can go back by up to {_MARGIN} tokens, got {self.length - slots}: layers with a window of "
-                f"{self.window} tokens have dropped earlier ones; begin with an empty cache"
-            )
+        assert not self.window or max(self.starts) <= max(0, slots - self.window + 1), "a window lacks earlier slots"
         self.columns -= self.length - slots
         self.length = slots
 
@@ -414,24 +414,25 @@ class TreeLayer(DynamicLayer):
     # What transformers does with a cache
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` slots, as in transformers."""
+        """Forget the last `-tokens_to_remove` slots, as in transformers, whose layers go back behind no window."""
+        if 0 < self.window <= self.length:
+            raise RuntimeError(
+                f"crop() cannot take back tokens once as many as the window of {self.window} were read, got "
+                f"{self.length}; call activate_past_recording() before they are read"
+            )
         if self.buffers:
             self.cut(left_by_crop(tokens_to_remove, self.length))
 
     def reset(self) -> None:
-        self.length = self.columns = self.first_needed = 0
-        self.starts = [0] * self.rows
+        """Hold nothing, so that what comes next may be of another type or size."""
+        self.cut(0)
+        self.buffers, self.rows, self.starts, self.is_initialized = [], 0, [], False
 
     def activate_past_recording(self) -> None:
         """Become a layer of transformers, which keeps all slots until it is cropped; nothing where all stay anyway."""
-        if not self.window:
-            return
-        keys = self.keys
-        if keys is not None:
-            self.hand_back(0, keys)
-        else:
-            self._become_plain()
-        self.activate_past_recording()  # that of transformers
+        if self.window:
+            self.release()
+            self.activate_past_recording()  # that of transformers
 
     def _pick(self, rows: torch.Tensor) -> None:
         """Let the sequences be those of these numbers."""

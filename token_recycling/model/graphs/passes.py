@@ -121,7 +121,7 @@ class CapturedPasses:
         """
         if (cache.windowed is None) != (self.slots.windowed is None):
             self.slots = self._empty(target, drops=cache.windowed is not None)
-        self.slots.cache.reset()
+        self.slots.crop(0)
         self.reserve(len(lengths), min(longest + ROWS[-1], 2 * max(lengths) + _AHEAD))
         if cache.length:
             self.slots.take(cache, 0, lengths)
