@@ -143,8 +143,12 @@ def test_a_change_before_accelerate(change):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda model: model.model.layers.__delitem__(1), derived(forward=lambda own: own.forward)],
-    ids=["the last layer removed", "a derived class that changes nothing"],
+    [
+        lambda model: model.model.layers.__delitem__(1),
+        derived(forward=lambda own: own.forward),
+        lambda model: setattr(model.config, "use_bidirectional_attention", True),
+    ],
+    ids=["the last layer removed", "a derived class that changes nothing", "a setting that llama does not read"],
 )
 def test_a_change_that_does_no_harm(change):
     plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())

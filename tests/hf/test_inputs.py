@@ -66,7 +66,7 @@ def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(len
         assert counted or "position_ids" in acceleration.fallback
 
 
-@pytest.mark.parametrize("positions", [torch.arange(6), torch.arange(6)[None, None, None]])
+@pytest.mark.parametrize("positions", [torch.arange(6)[(None,) * axes] for axes in (0, 2, 3)])
 def test_positions_of_another_shape(model, positions):
     expected = outcome(model.generate, IDS, position_ids=positions, do_sample=False)
     assert outcome(tr.accelerate(model).generate, IDS, position_ids=positions, do_sample=False) == expected

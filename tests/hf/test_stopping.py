@@ -6,6 +6,7 @@ accepted path. The classes of criteria are found in transformers: a later versio
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -145,6 +146,22 @@ def test_time(writer, monkeypatch):
     assert cut > 2
 
 
+def test_time_ends_all_rows_of_a_batch_at_once(writer, monkeypatch):
+    """However far each is, in the column where it is over for plain `generate`."""
+    lengths, width = (6, 2, 9), 9
+    inputs = padded([tiny.prompt(seed, length, 300)[0] for seed, length in enumerate(lengths)])
+    following = writer.generate(**inputs, max_new_tokens=NEW + 12)
+    drafter = Oracle([row[width - length :] for row, length in zip(following, lengths, strict=True)])
+    for seconds in (1, 6, 11):
+        outputs = []
+        for make in (contextlib.nullcontext, lambda model: tr.accelerated(model, drafter)):
+            clock = iter(range(10**6))
+            monkeypatch.setattr(stopping_criteria, "time", SimpleNamespace(time=lambda clock=clock: next(clock)))
+            with make(writer):
+                outputs.append(writer.generate(**inputs, max_new_tokens=NEW, max_time=seconds, eos_token_id=299))
+        assert torch.equal(*outputs)
+
+
 def test_confidence(writer):
     """Reads the scores, which must be there for the newest token and all before it."""
     cut, lengths = 0, set()
@@ -225,3 +242,14 @@ def test_a_text_beyond_the_positions_of_the_model_is_told_as_by_generate(prompts
         said[:] = set(said)
     assert model.acceleration.fallback is None
     assert told[1] == told[0] != []
+
+
+@pytest.mark.parametrize("limits", [[], [type("Limit", (stopping_criteria.MaxLengthCriteria,), {})(12)]], ids=len)
+def test_a_call_that_nothing_of_transformers_limits_in_length(counting, limits):
+    """Its last criterion is one of ends, by a `_get_stopping_criteria` of the caller's: plain `generate` takes it."""
+    own = StoppingCriteriaList([*limits, stopping_criteria.EosTokenCriteria(torch.tensor([9]))])
+    counting._get_stopping_criteria = lambda *args, **others: own
+    how = {"do_sample": False, "pad_token_id": 0, "eos_token_id": 9}
+    wanted = counting.generate(torch.tensor([[1]]), **how)
+    assert torch.equal(tr.accelerate(counting).generate(torch.tensor([[1]]), **how), wanted)
+    assert "limit the length" in counting.acceleration.fallback

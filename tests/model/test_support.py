@@ -81,6 +81,7 @@ REFUSED = {
     "T5ForConditionalGeneration": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
     "BertModel": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
     "LlamaForCausalLM is not causal": lambda: tiny.llama(is_causal=False),
+    "of one token: 1": lambda: tiny.windowed(1),
     "Gemma3ForCausalLM is not causal": lambda: to_later_tokens(model_of(named("gemma3_text"))),
 }
 

@@ -63,8 +63,8 @@ _KNOWN_INPUTS = {
 }
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
-_SEPARATE_CRITERIA = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
-"""Criteria that decide about each sequence alone."""
+_SEPARATE_CRITERIA = {EosTokenCriteria, MaxLengthCriteria, StopStringCriteria}
+"""Criteria that decide about each sequence alone; time is over for all at once."""
 
 
 class GenerateCall:
@@ -97,9 +97,10 @@ class GenerateCall:
         """
         self.beside = code_beside(code for code in (*processors, *criteria, streamer) if code is not None)
         """Code of users and other libraries that is called between forward passes."""
-        self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
-        """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
-        one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
+        self.streams_tokens = not type(streamer).__module__.startswith("token_recycling.")
+        """Whether the streamer is given each token before the next one is chosen, as by `generate`: the pieces of text
+        depend on it, and a user's may share with a criterion or processor what it saw. Those of this package are given
+        all tokens of a step.
         """
         self._streamed = input_ids.shape[-1]
         """Columns of the sequence that the streamer was given."""
@@ -201,6 +202,8 @@ class GenerateCall:
 
     def _why_not_lists(self) -> str | None:
         """Return why processors or criteria are applied in another way than transformers does, or None."""
+        if all(type(criterion) is not MaxLengthCriteria for criterion in self.criteria):
+            return "no MaxLengthCriteria is among the criteria, which must limit the length"
         lists: list[Any] = [self.processors, self.criteria]
         for cls in {*map(type, lists)}:
             if cls.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
@@ -228,13 +231,14 @@ class GenerateCall:
         return sorted(others)
 
     def _counts_from_zero(self) -> bool:
-        """Whether positions, (batch, length) or several such tensors for one sequence, are those of the sequence's
-        tokens.
+        """Whether positions, (batch, length) or, of models that take pictures too, several such tensors, are those of
+        the sequence's tokens.
         """
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
-        if not 2 <= positions.ndim <= 3 or positions.shape[-1] != self.input_ids.shape[1]:
+        several = self.target.model.config is not self.target.config
+        if positions.ndim not in (2, 2 + several) or positions.shape[-1] != self.input_ids.shape[1]:
             return False
         axes = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
         counted = torch.arange(axes.shape[-1], device=axes.device)
@@ -268,9 +272,12 @@ class GenerateCall:
         for code in code_beside(self.processors):
             if reason := why_not_plain(self.target.model, code):
                 return f"code that is called for each of several sequences must keep no state; {reason}"
-        if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
-            names = ", ".join(sorted({_name(criterion) for criterion in self.joint_criteria}))
-            return f"output_scores with several sequences is unsupported with criteria that could read them: {names}"
+        if self.config.return_dict_in_generate and self.config.output_scores:
+            blind = {*_SEPARATE_CRITERIA, MaxTimeCriteria}
+            names = sorted({_name(criterion) for criterion in self.joint_criteria if type(criterion) not in blind})
+            if names:
+                what = "output_scores with several sequences is unsupported with criteria that could read them"
+                return f"{what}: {', '.join(names)}"
         return None
 
     @property

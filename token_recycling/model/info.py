@@ -320,7 +320,8 @@ def _why_not_parts(
         return f"{name} is built as an encoder; build it with is_decoder=True"
     layers = (part for part in parts if "layer_idx" in vars(part) and type(vars(part).get("config")) is type(config))
     causal = all(getattr(part, "is_causal", True) for part in (config, *layers))
-    if not causal or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+    key = "use_bidirectional_attention"
+    if not causal or (getattr(config, key, None) in (True, "all") and _declares(type(config), key)):
         return f"{name} is not causal: its tokens attend to later ones"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"{name} has ALiBi of an unknown kind"
@@ -329,8 +330,8 @@ def _why_not_parts(
     if by_name or any(re.search(r"FlashAttention\d", cls.__name__) for cls in set(map(type, parts))):
         return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
-    if len(windows) > 1:
-        return f"{name} has sliding windows of several sizes: {', '.join(map(str, windows))}"
+    if len(windows) > 1 or (windows and windows[0] < 2):  # of one token alone transformers' cache drops nothing
+        return f"{name} has sliding windows of several sizes, or of one token: {', '.join(map(str, windows))}"
     return None
 
 
