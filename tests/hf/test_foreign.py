@@ -213,6 +213,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
+    "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "print, a builtin"),
     "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), "a list"),
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
@@ -347,6 +348,9 @@ COUNTS = {
     "a list": lambda states: sum((states > 6).sum(-1).flatten().tolist()),
     "a shape": lambda states: torch.argwhere(states > 6).shape[0],
     "places": lambda states: torch.where(states > 6)[0].numel(),
+    "a mask": lambda states: states[states > 6].numel(),
+    "numbers of numpy": lambda states: int((states.numpy() > 6).sum()),
+    "words": lambda states: float(f"{(states > 6).sum()}"),
 }
 
 
@@ -367,13 +371,27 @@ def beyond_many(limit=MANY):
     }
 
 
-@pytest.mark.parametrize("name", beyond_many())
-def test_hooks_that_change_long_prompts(name):
+class Beyond(torch.nn.Module):
+    """A module that scales where a pass is longer than a number that it has."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def forward(self, states):
+        return 3 * states if states.shape[1] > self.longest else states
+
+
+@pytest.mark.parametrize("name", [*beyond_many(), "a module"])
+def test_code_that_changes_long_prompts(name):
     """Longer ones than a trial has."""
 
     def bring(**config):
         model = llama(**config)
-        model.model.layers[0].register_forward_hook(beyond_many()[name])
+        if name == "a module":
+            model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, Beyond(900))
+        else:
+            model.model.layers[0].register_forward_hook(beyond_many()[name])
         return model
 
     ids = tiny.prompt(2, 950)

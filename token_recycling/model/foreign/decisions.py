@@ -30,10 +30,20 @@ from .bystanders import memory_of
 from .plain import Reachable
 from .search import Foreign, codes_within
 
-_TAKING = frozenset({"__bool__", "__float__", "__contains__", "item", "equal", "allclose", "is_nonzero"})
-"""Operations that give a number to Python."""
-_COUNTING = frozenset({"__int__", "__index__", "item", "tolist", "nonzero", "argwhere", "unique"})
-"""Operations that give an integer to Python, or as many rows as there are of something."""
+_TAKING = frozenset(
+    {
+        *("__bool__", "__float__", "__contains__", "item", "equal", "allclose", "is_nonzero"),
+        *("__format__", "__repr__"),
+    }
+)
+"""Operations that give a number to Python, or one in words."""
+_COUNTING = frozenset(
+    {
+        *("__int__", "__index__", "item", "tolist", "numpy", "__array__", "nonzero", "argwhere", "masked_select"),
+        *("unique", "unique_consecutive", "bincount", "repeat_interleave"),
+    }
+)
+"""Operations that give integers to Python, or as many rows as there are of something."""
 _FACTORS = {torch.float16: (10.0, 0.0)}
 _USUAL_FACTORS = (100.0, 0.0)
 """What nodes are multiplied by, by type of the model: less where scores of attention would overflow."""
@@ -132,8 +142,10 @@ class _Tracing(TorchFunctionMode):
         if self._memory.isdisjoint(memory_of(_tensors((args, kwargs)))):
             return result
         name = getattr(function, "__name__", "")
-        takes = name in _TAKING and isinstance(result, (bool, float))
-        if takes or name in _COUNTING or (name == "where" and isinstance(result, tuple)):
+        takes = name in _TAKING and isinstance(result, (bool, float, str))
+        masks = [index for index in _tensors(args[1:]) if index.dtype is torch.bool] if name == "__getitem__" else []
+        selects = not self._memory.isdisjoint(memory_of(masks))
+        if takes or selects or name in _COUNTING or (name == "where" and isinstance(result, tuple)):
             caller = _caller(sys._getframe(1))
             code = None if caller is None else caller.f_code
             if code in self._codes and (takes or not self._codes[code]):

@@ -53,7 +53,7 @@ _BUILTINS = frozenset(
         *("abs", "divmod", "max", "min", "pow", "round", "sum", "len", "range", "slice", "sorted", "reversed"),
         *("all", "any", "enumerate", "filter", "map", "zip", "callable", "getattr", "hasattr", "isinstance"),
         *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
-        *("issubclass", "super", "print", "repr", "NotImplemented", "Ellipsis"),
+        *("issubclass", "super", "repr", "NotImplemented", "Ellipsis"),
     }
 )
 """Builtin functions that keep nothing; classes of exceptions are added to them."""

@@ -74,12 +74,15 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | Non
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
-    # Attention that is registered by name is not called in accelerated calls, and must do as theirs does. Of classes
-    # numbers are sizes of weights, as a rule.
+    # Attention that is registered by name is not called in accelerated calls, and must do as theirs does. Numbers of
+    # classes may be sizes of weights.
     registered = {id(code) for _, code in registered_attention(target.model)}
+    sizes = {size for weight in target.model.parameters() for size in weight.shape} if searched else ()
     for reach in searched:
-        whole = id(reach.code) in registered
-        for number in numbers_in([reach], of_modules=whole) if whole or not reach.is_class else ():
+        whole = reach.is_class or id(reach.code) in registered
+        for number in numbers_in([reach], of_modules=whole):
+            if reach.is_class and number in sizes:
+                continue
             if _MOST_ROWS <= number < (target.max_length or math.inf):
                 return f"{reach.description}: it names {number}, by which it may decide beyond the tokens of a trial"
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
