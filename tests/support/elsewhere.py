@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from support.nested import mapped, tensors_in
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 THERE = torch.device("cuda:0")
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ def another_device() -> Iterator[None]:
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on the numbers themselves, and its result on the device where it belongs."""
-    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    tensors = list(tensors_in((args, kwargs)))
     there = [one for one in tensors if isinstance(one, Elsewhere)]
     here = [one for one in tensors if not isinstance(one, Elsewhere) and one.ndim]
     if func in _INDEXING:
@@ -120,20 +120,20 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     wanted = kwargs.get("device")
     if wanted is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    made = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    made = func(*mapped(_held, args), **mapped(_held, kwargs))
     if func is aten.copy_.default:
         return args[0]
     stays = torch.device(wanted) == THERE if wanted is not None else bool(there)
     known = {id(one.held): one for one in there}
-    return tree_map(lambda one: _placed(one, stays, known), made)
+    return mapped(lambda one: _placed(one, stays, known), made)
 
 
-def _held(one: Any) -> Any:
+def _held(one: torch.Tensor) -> torch.Tensor:
     return one.held if isinstance(one, Elsewhere) else one
 
 
-def _placed(one: Any, there: bool, known: dict[int, Elsewhere]) -> Any:
-    if not there or not isinstance(one, torch.Tensor):
+def _placed(one: torch.Tensor, there: bool, known: dict[int, Elsewhere]) -> torch.Tensor:
+    if not there:
         return one
     return known.get(id(one)) if id(one) in known else Elsewhere(one)
 

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import Any
 
 import torch
+from support.nested import mapped, tensors_in
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 _setup_privateuseone_for_python_backend("card")
@@ -69,23 +69,23 @@ class PretendCard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet, kwargs = func.overloadpacket, dict(kwargs or {})
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         on_card = [one for one in tensors if isinstance(one, OnCard)]
         device, _ = kwargs.get("device"), kwargs.pop("pin_memory", None)
         to_card = bool(on_card) if device is None else torch.device(device).type == CARD.type
         if device is not None:
             kwargs["device"] = torch.device("cpu")
         self._watch(packet, args, tensors, on_card, to_card)
-        plain_args, plain = tree_map(lambda one: one.held if isinstance(one, OnCard) else one, (args, kwargs))
+        plain_args, plain = mapped(lambda one: one.held if isinstance(one, OnCard) else one, (args, kwargs))
         result = func(*plain_args, **plain)
         whole = {id(one.held): one for one in on_card}
 
-        def wrapped(one: Any) -> Any:
-            if not isinstance(one, torch.Tensor) or not to_card:
+        def wrapped(one: torch.Tensor) -> torch.Tensor:
+            if not to_card:
                 return one
             return whole.get(id(one)) if id(one) in whole else OnCard(one)
 
-        return tree_map(wrapped, result)
+        return mapped(wrapped, result)
 
     def _watch(
         self, packet: Any, args: Any, tensors: list[torch.Tensor], on_card: list[torch.Tensor], to_card: bool

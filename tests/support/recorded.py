@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from support.nested import tensors_in
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Recorder(TorchDispatchMode):
@@ -19,19 +19,18 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        self.calls.append((func, args, kwargs or {}, list(tensors_in(result))))
         return result
 
     def replay(self) -> None:
         """Runs all operations again; their results take the places of the first ones."""
-        for func, args, kwargs, result in self.calls:
-            again = func(*args, **kwargs)
-            for first, second in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                if isinstance(first, torch.Tensor) and first.data_ptr() != second.data_ptr():
+        for func, args, kwargs, results in self.calls:
+            for first, second in zip(results, tensors_in(func(*args, **kwargs)), strict=True):
+                if first.data_ptr() != second.data_ptr():
                     first.copy_(second)
 
 
