@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from support.eagle_heads import (
     EAGLE_1,
     EAGLE_3,
@@ -52,9 +53,10 @@ def wanted_logits(model, config, tensors, text, path, begin=0):
     return torch.full((64,), float("-inf")).index_copy(0, IDS, said)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep, tmp_path):
+@pytest.mark.parametrize("name", thinned(CONFIGS, every=2))
+def test_every_node_is_what_a_head_says_that_reads_everything_anew(name, deep, tmp_path):
     """Pairs of token and state, positions, siblings that do not see each other, a cache without what was drafted."""
+    config = CONFIGS[name]
     folder, tensors = head_in(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
@@ -67,9 +69,10 @@ def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep,
                 assert int(step.draft.tokens[child]) == best[step.draft.ranks[child]]
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_a_grown_tree_is_that_of_eagle_2(config, deep, tmp_path):
+@pytest.mark.parametrize("name", thinned(CONFIGS, every=2))
+def test_a_grown_tree_is_that_of_eagle_2(name, deep, tmp_path):
     """The frontier, the pool and the best of it as its program finds them, with everything read anew."""
+    config = CONFIGS[name]
     folder, tensors = head_in(tmp_path, config)
     k, layers, nodes = 3, 3, 8
     drafter = Eagle(folder, tree=nodes, k=k, depth=layers)
