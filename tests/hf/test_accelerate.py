@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.cases import thinned
+from support.cases import parameter, thinned
 from support.drafters import example
 from transformers import DynamicCache, LlamaForCausalLM, pipeline
 
@@ -260,8 +260,10 @@ def twice(model):
     parametrized(model)
 
 
-@pytest.mark.parametrize("swap", [wrapped, parametrized, twice])
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("swap", "before"),
+    [(twice, False), (twice, True), (parametrized, False), parameter(wrapped, True, every_run=False)],
+)
 def test_a_class_that_was_swapped_again_is_decelerated(model, swap, before):
     plain = model.generate(IDS, **GREEDY)
     if before:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.cases import parameter
 from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
@@ -159,8 +160,14 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
 }
 
 
-@pytest.mark.parametrize("accelerated", [False, True])
-@pytest.mark.parametrize(("arguments", "error"), ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize(
+    ("arguments", "error", "accelerated"),
+    [
+        parameter(*ENDS[name], accelerated, every_run=place % 2 == accelerated, id=f"{name}-{accelerated}")
+        for place, name in enumerate(ENDS)
+        for accelerated in (False, True)
+    ],
+)
 def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, arguments, error, accelerated):
     arguments = {name: value() if value is Interrupting else value for name, value in arguments.items()}
     wanted = model.generate(IDS, **GREEDY)

@@ -140,20 +140,24 @@ def of_long_texts(sampler, calls, new=40):
 
 
 WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]
+"""Shapes of drafts, and sequences at once. One sequence alone takes the random numbers that `generate` takes, and tests
+of drafters, processors and stopping compare its tokens with a seed: here it is for the nightly run, as is a second kind
+of texts of three tokens.
+"""
 TEMPERATURES = [0.5, 1.0, 1.5]
 LONG = [
     parameter(
         *way,
         {"temperature": TEMPERATURES[(place + turn) % 3], **processors},
-        every_run=place % 3 == 0 and turn == place % 2,
+        every_run=place % 3 == 0 and way[1] > 1,
     )
     for place, processors in enumerate(PROCESSORS.values())
     for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
 ]
 THREE = [
-    parameter(*way, sampling, every_run=turn == 0)
+    parameter(*way, sampling, every_run=way[1] > 1 and place == 0)
     for place, sampling in enumerate([{}, {"temperature": 0.5, "repetition_penalty": 1.5}])
-    for turn, way in enumerate(WAYS[place * 2 :][:2])
+    for way in WAYS[place * 2 :][:2]
 ]
 
 
@@ -172,7 +176,7 @@ def test_long_texts_follow_the_distribution(shape, rows, sampling):
     assert sampler.stats.mat > 1.3
 
 
-@pytest.mark.parametrize(("shape", "rows"), thinned([("tree", 1), ("chain", 4)], every=2))
+@pytest.mark.parametrize(("shape", "rows"), thinned([("chain", 4), ("tree", 1)], every=2))
 def test_texts_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
     sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
@@ -190,7 +194,7 @@ def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
 
 @pytest.mark.parametrize(
     ("rows", "sampling", "tree"),
-    thinned([(1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12), (4, {}, "0 1 2 00 01 10 000")], every=2),
+    thinned([(4, {}, "0 1 2 00 01 10 000"), (1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12)], every=2),
     ids=named,
 )
 def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, tmp_path):
@@ -263,7 +267,7 @@ def test_wrong_samplers_are_noticed(wrong, rows, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
+@pytest.mark.parametrize(("shape", "rows"), thinned([("chain", 4), ("tree", 1)], every=2))
 def test_processors_that_see_the_text_of_the_root_are_noticed(shape, rows, monkeypatch):
     put_in_place(of_the_root, monkeypatch)
     counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 import token_recycling as tr
 
-CASES, NIGHTLY = 50, 1000
+CASES, NIGHTLY = 30, 1000
 TIE, TOLERANCE = 1e-5, 1e-4
 FAMILIES = {str(case): case for case in [*SUPPORTED, *RECURRENT]}
 STATEFUL = {str(case) for case in RECURRENT}

@@ -62,7 +62,7 @@ def assert_same(ours, theirs, padding):
                 torch.testing.assert_close(state, wanted, atol=3e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("lengths", [[9], [12, 5, 9], [1, 3], [1, 1]], ids=str)
+@pytest.mark.parametrize("lengths", thinned([[12, 5, 9], [9], [1, 1], [1, 3]], every=2, ids=str))
 def test_texts_and_caches_are_those_of_generate(model, lengths):
     same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
     same(model, Garbage(), **prompts(lengths, seed=5))

@@ -128,8 +128,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case):
     assert model.acceleration.stats.mat > 2
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("length", [5, 8, 20])
+@pytest.mark.parametrize(("heads", "length"), [(1, 5), (2, 8), (1, 20)])
 def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads, length):
     """Of few heads often none has a score above 0, and which of the keys are chosen follows from the number of slots:
     with another number, as without a cache, the model itself says something else.
