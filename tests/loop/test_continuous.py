@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -172,6 +173,12 @@ class FailingDrafter(tr.Drafter):
         return tr.make_drafter("plain").draft(context)
 
 
+@cache
+def beside():
+    """What three texts say alone."""
+    return [alone(LLAMA, tiny.prompt(seed, 5), 40) for seed in range(3)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -186,17 +193,17 @@ class FailingDrafter(tr.Drafter):
 def test_what_fails_for_one_text_ends_that_text_alone(wrong):
     """Beside others that accept several nodes in the step that fails."""
     texts, ids = Texts(LLAMA), [tiny.prompt(seed, 5) for seed in range(3)]
-    oracle = Oracle([torch.cat([own[0], torch.tensor(alone(LLAMA, own, 40))]) for own in ids])
+    oracle = Oracle([torch.cat([own[0], torch.tensor(said)]) for own, said in zip(ids, beside(), strict=True)])
     first = texts.join(ids[0], 40, oracle)
     texts.step()
     failed = texts.join(ids[1], 20, **wrong)
     last = texts.join(ids[2], 40, oracle)
     texts.finish()
     assert isinstance(failed.error, GoneError)
-    assert texts.said[failed] == alone(LLAMA, ids[1], 20)[: len(texts.said[failed])]
-    for row, own in ((first, ids[0]), (last, ids[2])):
+    assert texts.said[failed] == beside()[1][: len(texts.said[failed])]
+    for row, said in ((first, beside()[0]), (last, beside()[2])):
         assert row.error is None
-        assert texts.said[row] == alone(LLAMA, own, 40)
+        assert texts.said[row] == said
 
 
 def test_each_text_that_ends_leaves_its_own_beginning():

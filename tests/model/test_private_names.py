@@ -38,9 +38,9 @@ def vars_of(thing):
     return getattr(thing, "__dict__", {})
 
 
-def uses(path):
-    """Private attributes of anything but `self`, private names in strings, and private imports, in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def uses(nodes):
+    """Private attributes of anything but `self`, private names in strings, and private imports."""
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
                 yield node.attr
@@ -80,13 +80,13 @@ def test_no_other_module_uses_one():
         where = path.relative_to(PACKAGE).as_posix()
         if path == HOME or any(where.startswith(one) for one in NO_LIBRARY):
             continue
-        defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "name")}
-        found |= {(where, name) for name in uses(path) if name in private - own - defined}
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        left = private - own - {node.name for node in nodes if hasattr(node, "name")}
+        found |= {(where, name) for name in uses(nodes) if name in left}
     assert found <= ELSEWHERE
 
 
 def test_the_home_uses_those_that_it_lists():
-    used = {name for name in uses(HOME) if name in private_names()} | {
-        name for name in uses(HOME) if name.startswith("_get_current")
-    }
+    names = {*uses(ast.walk(ast.parse(HOME.read_text())))}
+    used = names & private_names() | {name for name in names if name.startswith("_get_current")}
     assert used <= {part for name in PRIVATE for part in name.split(".")}
