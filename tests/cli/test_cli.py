@@ -108,7 +108,10 @@ def test_names_are_completed():
 LAID = {
     "generate": (PROMPT,),
     "compare": (PROMPT, "import os", "--dtype", "float32"),
-    "bench": ("--method", "recycling:tree=4", "--method", "suffix", "--data", "DATA", "--output", "ROWS"),
+    "bench": (
+        *("--method", "recycling:tree=4", "--method", "suffix", "--data", "DATA", "--output", "ROWS"),
+        *("--repeats", "1", "--no-replay"),
+    ),
 }
 
 

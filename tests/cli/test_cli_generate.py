@@ -173,10 +173,10 @@ def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path
 def test_what_warm_taught_is_kept_and_used(tiny_model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("token_recycling.hf.warm._ANSWER", 20)
     file = tmp_path / "warm.matrix"
-    found = run_json("warm", tiny_model_dir, "--minutes", 0.01, "--output", file)
+    found = run_json("warm", tiny_model_dir, "--minutes", 0.002, "--output", file)
     assert file.is_file()
     assert (found["file"], found["texts"] > 0, found["tokens"] > 0) == (str(file), True, True)
     cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
-    assert run("warm", tiny_model_dir, "--minutes", 0.01).exit_code == 0
+    assert run("warm", tiny_model_dir, "--minutes", 0.002).exit_code == 0
     warm = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--drafter", "recycling:warmed=true")
     assert warm["tokens"] == cold["tokens"]
