@@ -1,3 +1,4 @@
+import gc
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Load the fixtures, but not in a process that only hands tests to others: torch and transformers take seconds."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        gc.disable()
         config.pluginmanager.import_plugin("support.fixtures")
 
 
@@ -21,6 +23,16 @@ def pytest_ignore_collect(collection_path, config):
     """Folders of nightly tests are not imported where all of these are left out."""
     left_out = config.option.markexpr.endswith("and not nightly")
     return True if left_out and any(collection_path.is_relative_to(HERE / name) for name in NIGHTLY) else None
+
+
+def pytest_collection_finish():
+    """Garbage is collected from here on, and none is looked for among what was imported, which takes seconds."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
