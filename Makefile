@@ -18,7 +18,8 @@ setup: $(VENV)/.ready ## a virtual environment with everything that demo, test a
 demo: setup      ## a chat answer, JSON and an edit by SmolLM2-135M-Instruct (93 MB), plain and accelerated
 	@$(RUN)/python -m benchmarks.demo
 
-WORKERS := --numprocesses auto --maxprocesses 8
+# Each worker begins with a half of the tests in one piece, so that servers and models of a folder are mostly made once.
+WORKERS := --numprocesses auto --maxprocesses 8 --dist worksteal
 test: setup      ## the tests to run before every commit: five to eight minutes on two cores
 	$(RUN)/python -m pytest $(WORKERS)
 
