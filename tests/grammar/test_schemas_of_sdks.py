@@ -90,6 +90,9 @@ class Places(BaseModel):
 
 class Maps(BaseModel):
     counts: dict[Literal["x", "y"], int]
+    days: Annotated[dict[datetime.date, bool], Field(min_length=1, max_length=1)]
+    files: Annotated[dict[uuid.UUID, None], Field(max_length=1)]
+    one: dict[Literal["x"], int]
     more: Annotated[dict[str, list[bool | None]], Field(max_length=1)] = {}
 
 
@@ -188,6 +191,9 @@ WRITTEN: dict[str, Any] = {
         ],
         "unevaluatedProperties": False,
     },
+    "a rating": {"type": "number", "multipleOf": 0.1, "minimum": 0, "maximum": 5},
+    "a float of C": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+    "a tag among any": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A},
     "a number but one": {"type": "number", "not": {"const": 0}},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
@@ -195,7 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
     "a duration of zod": ({"type": "string", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?)$"}, "#/pattern"),
     "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
-    "an item of": ({"type": "array", "contains": A}, "#/contains"),
+    "an item of": ({"type": "array", "contains": A, "maxContains": 1}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
     "a dynamic reference": ({"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, "#/properties/a"),
 }

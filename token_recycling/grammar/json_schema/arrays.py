@@ -13,7 +13,7 @@ from .keywords import says_nothing
 from .walk import Node
 
 _MAX_LENGTH, _MAX_CHOICES = 20, 50
-"""Longest arrays of which some items are chosen, and most choices of them."""
+"""First items of an array of which some are chosen, and most choices of them."""
 _MAX_ARRAYS, _MAX_DIFFERENT = 500, 100
 """Most arrays of different items of a schema, and items of one."""
 
@@ -86,8 +86,8 @@ def _unique_items(node: Node) -> None:
 
 
 def _contains(node: Node) -> None:
-    """Express how many items are valid under a schema by choices of their places. Where there are none, no bound of the
-    length is needed.
+    """Express how many items are valid under a schema by choices of their places. Those that must be are among the
+    first items, as many as have few choices; those that may not be need a bound of the length unless they are all.
     """
     if "contains" not in node.schema:
         return
@@ -96,13 +96,16 @@ def _contains(node: Node) -> None:
     length = node.own.get("maxItems", math.inf)
     if node.own.get("items") is False:
         length = min(length, len(node.own.get("prefixItems", ())))
-    if (least > 0 or 0 < most < length) and _choices(length, least) * _choices(length, length - most) > _MAX_CHOICES:
+    choices = _choices(length, least) * _choices(length, length - most) if 0 < most < length else 1
+    if least > _MAX_LENGTH or choices > _MAX_CHOICES:
         of = f"maxItems is {_MAX_LENGTH} at most, and at most {_MAX_CHOICES} choices of items"
         node.note("contains", f"is supported where {of} make it up")
         return
     if least > 0:
-        valid = node.definition("contains")
-        _choice_of_items(node, int(length), least, lambda places: _items_at(places, valid, required=True))
+        valid, reach = node.definition("contains"), int(min(length, _MAX_LENGTH))
+        while math.comb(reach, least) > _MAX_CHOICES:
+            reach -= 1
+        _choice_of_items(node, reach, least, lambda places: _items_at(places, valid, required=True))
     if most < length:
         beside = True if "prefixItems" in node.own else node.schema.get("items", True)
         other = node.walk.complements.of(node.schema["contains"], beside, node.resource)

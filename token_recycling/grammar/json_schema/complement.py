@@ -124,7 +124,7 @@ def _other_values(values: list[Any], among: Set[str]) -> Schema | None:
         return None
     left: list[Schema | None] = [_of_types(among - types_named(kinds), among)]
     if "boolean" in kinds:
-        left += [{"const": value} for value in (False, True) if value not in values]
+        left += [{"const": value} for value in (False, True) if all(value is not one for one in values)]
     if "string" in kinds:
         pattern = excluding(strings(values))
         left.append(None if pattern is None else {"type": "string", "pattern": pattern})

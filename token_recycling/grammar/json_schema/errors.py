@@ -52,6 +52,8 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "maxProperties": ("propertyNames",),
 }
 """For keywords by which others are expressed, those."""
+_COMPOSED = (*IN_PLACE, "contains", "minProperties", "maxProperties", "format", "multipleOf")
+"""Those that are expressed by compositions."""
 
 
 class Part(NamedTuple):
@@ -64,7 +66,7 @@ class Part(NamedTuple):
 
     def pointer(self, keyword: str) -> str:
         """Return the place of a keyword of the schema, or of that which it expresses."""
-        names = (keyword, *_EXPRESSED.get(keyword, (*IN_PLACE, "contains", "minProperties", "maxProperties", "format")))
+        names = (keyword, *_EXPRESSED.get(keyword, _COMPOSED))
         return f"{self.place}/{escaped(next((name for name in names if name in self.original), keyword))}"
 
     def no_value(self, keywords: Sequence[str], why: str) -> ValueError:

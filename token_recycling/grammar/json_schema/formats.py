@@ -19,6 +19,7 @@ _DAY = (
 _DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_ANY_UUID = "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 _FOUR = r"[A-Za-z0-9+/]{4}"
 _BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgkosw048]=)?"
@@ -48,7 +49,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
     "uri-reference": {"pattern": f"^{_REFERENCE}$"},
-    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri")},
+    **{name: {"pattern": _ANY_UUID} for name in ("uuid", "guid")},
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},

@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 
 from .json_values import DIGITS, is_number
 
-_LARGEST = 2**63 - 1024
-"""The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one."""
+LARGEST = 2**63 - 1024
+"""The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one. It reads no other
+bounds beyond it, so that numbers whose limits are have these instead.
+"""
 INTEGERS = {
-    "int64": (-_LARGEST, _LARGEST),
-    "uint64": (0, _LARGEST),
+    "int64": (-LARGEST, LARGEST),
+    "uint64": (0, LARGEST),
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
 }
 """The least and the largest number of formats of integers (OpenAPI's registry), as far as llguidance can tell."""
 _MAX_REMAINDERS = 10_000
+_MAX_MULTIPLES = 1_000
+"""Most multiples that are listed."""
 LARGEST_MULTIPLE = 2**48
 """Largest number that is written as a multiple of a fraction: float64 keeps five binary places of it, which is as many
 as a step of `_MAX_REMAINDERS` has.
@@ -86,6 +90,17 @@ def inexact(step: float) -> str | None:
     if Decimal(repr(step)) == Decimal(step):
         return None
     return f"{step} has no exact float64, in which most validators divide: to them some multiples are none"
+
+
+def multiples(step: float, least: float, most: float, whole: bool) -> list[float] | None:
+    """Return the multiples of `step` within limits that are multiples in float64 too; None if there are many."""
+    exact = Decimal(repr(step))
+    first, last = (Decimal(repr(limit)) / exact for limit in (least, most))
+    if not last - first < _MAX_MULTIPLES:
+        return None
+    numbers = [exact * count for count in range(math.ceil(first), math.floor(last) + 1)]
+    written = [int(number) if number == int(number) else float(number) for number in numbers]
+    return [number for number in written if number / step % 1 == 0 and not (whole and isinstance(number, float))]
 
 
 def too_many_remainders(step: float) -> str | None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .complement import either
-from .json_values import Schema, at_pointer, is_count, shown, strings, unwritable
+from .json_values import Schema, at_pointer, shown, strings, unwritable
 from .keywords import keywords, says_nothing
 from .patterns import WRITABLE, before_a_newline, translated
 from .walk import Node
@@ -18,6 +18,8 @@ _MAX_CHOICES = 50
 """Most choices of properties by which their number is expressed."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
+_OF_NAMES = {"type", "pattern", "format", "enum", "const", "minLength", "maxLength"}
+"""Keywords by which names are told."""
 
 
 def express(node: Node) -> None:
@@ -143,33 +145,35 @@ def _property_names(node: Node) -> None:
     own, names = node.own, node.get("propertyNames", lambda value: isinstance(value, dict | bool), "a schema")
     if names is None or says_nothing(names):
         return
-    if isinstance(names, dict) and keywords(names) == {"$ref"}:
-        target = node.walk.references.resolved(names["$ref"], node.resource)
-        names = names if target is None else at_pointer(node.walk.document, target[0])
-    keys = keywords(names) - {"type"}
-    if names is False:
-        own["maxProperties"] = 0
-    elif isinstance(names, dict) and names.get("type", "string") == "string" and not keys:
+    place, resource = f"{node.place}/propertyNames", node.resource
+    if keywords(names) == {"$ref"} and (target := node.walk.references.resolved(names["$ref"], resource)) is not None:
+        (place, resource), names = target, at_pointer(node.walk.document, target[0])
+    told = node.walk.subschema(names, place, resource, closed=False) if keywords(names) <= _OF_NAMES else None
+    if told is True or told == {"type": "string"}:
         return
-    elif not isinstance(names, dict) or "patternProperties" in own or "properties" in own:
-        node.note("propertyNames", "is not supported beside properties and patternProperties")
-    elif keys == {"pattern"} and isinstance(names["pattern"], str):
-        if (rust := node.translated("propertyNames", names["pattern"], translated)) is not None:
-            _only_names(node, rust)
-    elif keys <= {"minLength", "maxLength"} and all(is_count(names[key]) for key in keys):
-        most = int(names["maxLength"]) if "maxLength" in keys else ""
-        _only_names(node, f"^{WRITABLE}{{{int(names.get('minLength', 0))},{most}}}$")
-    elif keys == {"enum"} and strings(names["enum"]) == names["enum"]:
-        own["properties"] = dict.fromkeys(names["enum"], own.get("additionalProperties", True))
-        own["additionalProperties"] = False
+    listing = _listing(told, own.get("additionalProperties", True)) if told else None
+    if told is False:
+        own["maxProperties"] = 0
+    elif listing is None or "patternProperties" in own or "properties" in own:
+        forms = "a pattern, most formats, constants or lengths alone"
+        node.note("propertyNames", f"is supported of {forms}, without properties and patternProperties")
     else:
-        node.note("propertyNames", "is supported with a pattern, an enum or lengths alone")
+        own.update(listing, additionalProperties=False)
 
 
-def _only_names(node: Node, pattern: str) -> None:
-    """Leave properties whose names match a pattern in Rust's syntax."""
-    node.own["patternProperties"] = {pattern: node.own.get("additionalProperties", True)}
-    node.own["additionalProperties"] = False
+def _listing(names: dict[str, Any], value: Schema) -> dict[str, Schema] | None:
+    """Return the keyword that lists properties of some names and a value; None where the names cannot be told."""
+    match {name: stated for name, stated in names.items() if (name, stated) != ("type", "string")}:
+        case {"pattern": pattern, **others} if not others:
+            return {"patternProperties": {pattern: value}}
+        case {"enum": listed, **others} if not others:
+            return {"properties": dict.fromkeys(strings(listed), value)}
+        case {"const": str(name), **others} if not others:
+            return {"properties": {name: value}}
+        case lengths if lengths.keys() <= {"minLength", "maxLength"}:
+            counts = f"{lengths.get('minLength', 0)},{lengths.get('maxLength', '')}"
+            return {"patternProperties": {f"^{WRITABLE}{{{counts}}}$": value}}
+    return None
 
 
 # Their number

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+from .complement import either
 from .formats import FORMATS
 from .json_values import TYPES, is_number, shown, unwritable
 from .lookahead import conjuncts
 from .numbers import (
     EXCLUSIVE,
     INTEGERS,
+    LARGEST,
     LARGEST_MULTIPLE,
     LOWER,
     TOO_LARGE,
@@ -15,6 +19,7 @@ from .numbers import (
     inclusive,
     inexact,
     limit_of,
+    multiples,
     says_how_a_limit_is_meant,
     too_many_remainders,
 )
@@ -82,6 +87,8 @@ def _limit(node: Node, name: str) -> None:
         node.get(keyword, is_number, "a number")
         if (limit := limit_of(keyword, node.schema)) is not None:
             value = inclusive(limit, upward, whole)
+            if not whole:
+                value = max(value, -LARGEST) if upward else min(value, LARGEST)
             if (value if upward else -value) < TOO_LARGE:
                 limits.append(value)
             else:
@@ -98,15 +105,20 @@ def _multiple_of(node: Node) -> None:
     step = node.get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
     if step is None:
         return
-    why = unwritable(step) or too_many_remainders(step)
-    if why is None:
-        node.own["multipleOf"] = step
-        if "number" in node.kinds or isinstance(step, float):
-            node.own["minimum"] = max(node.own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
-            node.own["maximum"] = min(node.own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
-        why = inexact(step)
+    own, whole = node.own, "number" not in node.kinds
+    why = unwritable(step) or too_many_remainders(step) or inexact(step)
+    listed = multiples(step, own.get("minimum", -math.inf), own.get("maximum", math.inf), whole) if why else None
+    if listed is not None and unwritable(listed) is None:
+        others = node.kinds - {"number", "integer"}
+        node.others.append(either([{"enum": listed}, *([{"type": sorted(others)}] if others else [])]))
+        return
     if why is not None:
         node.note("multipleOf", why)
+    if why is None or why == inexact(step):
+        own["multipleOf"] = step
+        if not whole or isinstance(step, float):
+            own["minimum"] = max(own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
+            own["maximum"] = min(own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
 
 
 # Strings
