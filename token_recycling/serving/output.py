@@ -166,6 +166,16 @@ class Output:
         delta.pieces = merged(delta.pieces)
         return delta
 
+    def completes_stop(self, text: str) -> bool:
+        """Add a text as it is written, with special tokens; return whether a stop string has come. Beside reasoning and
+        calls those of the content count alone: reasoning repeats words of the prompt, and a call would be cut.
+        """
+        if isinstance(self._reader, ParsedReader):
+            self._reader.feed(text)
+        else:
+            self._trimmer.push(text)
+        return self._trimmer.stopped
+
     def end(self) -> Delta:
         """Return what was held back, and why the output ended."""
         delta = self._waiting

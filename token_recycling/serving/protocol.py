@@ -296,7 +296,8 @@ class Request(Fields):
     )
     stream: bool | None = Field(None, description="Server-sent events.")
     stop: Stops | None = Field(
-        None, description="Up to 64 strings of up to 128 characters; the output ends before the first match."
+        None,
+        description="Up to 64 strings of up to 128 characters; the content ends before the first match.",
     )
     include_stop_str_in_output: bool | None = Field(None, description="vLLM: the output ends with the stop string.")
     frequency_penalty: float | None = Field(

@@ -81,6 +81,27 @@ def test_a_text_that_ends_like_a_stop_string_begins_is_shown_whole(server, says,
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "It ends here"
 
 
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "a well"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "reason"),
+    [
+        (f"{THOUGHT}Done", "Done", "stop"),
+        (f"{THOUGHT}Farewell, all", "Fare", "stop"),
+        (CALL, None, "tool_calls"),
+        (f"{THOUGHT}See:{CALL}{CALL}", "See:", "tool_calls"),
+    ],
+)
+def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, said, text, reason):
+    """As in vllm-project/vllm#52393: reasoning repeats words of the prompt."""
+    says(said)
+    choice = chat(server, tools=TOOLS, stop=["well"], max_tokens=250).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text, reason)
+    assert len(choice.message.tool_calls or ()) == said.count("</tool_call>")
+    assert (choice.message.model_extra.get("reasoning_content") == "well") == (THOUGHT in said)
+
+
 @pytest.mark.parametrize(
     "said", [f"{THOUGHT}done", f'{THOUGHT}<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>']
 )
