@@ -195,3 +195,20 @@ def test_a_response_repeats_its_request(client):
     assert (answer.tool_choice, answer.parallel_tool_calls, answer.instructions) == ("none", True, "Be brief.")
     assert (answer.max_output_tokens, answer.temperature) == (3, 0.5)
     assert Response.model_validate(answer.model_dump(warnings=False)).usage.output_tokens == 3
+
+
+REQUIRED = (
+    "id object created_at completed_at status incomplete_details model previous_response_id instructions output error "
+    "tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs "
+    "temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata "
+    "safety_identifier prompt_cache_key"
+)
+
+
+@pytest.mark.parametrize(("sent", "stated"), [({}, (1, 1)), ({"temperature": 0}, (0, 1)), ({"top_p": 0.5}, (1, 0.5))])
+def test_a_response_has_what_open_responses_requires(server, model, monkeypatch, sent, stated):
+    """Numbers are those that hold where the request has none."""
+    monkeypatch.setattr(model.generation_config, "do_sample", True)
+    answer = server.post("/v1/responses", {"input": "a", "max_output_tokens": 3, **sent}).json()
+    assert {*REQUIRED.split()} <= answer.keys()
+    assert ((answer["temperature"], answer["top_p"]), answer["service_tier"]) == (stated, "default")

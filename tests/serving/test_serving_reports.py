@@ -102,6 +102,10 @@ REPORTS = {
         H,
         {"messages": [USER, {"role": "assistant", "content": ITEMS[3]["content"]}, USER]},
     ),
+    "InternLM/lmdeploy#4851 and vLLM's own types, reasoning among the parts of a chat": (
+        H,
+        {"messages": [USER, {"role": "assistant", "content": [THOUGHT, "a"]}, {"role": "user", "content": ["b"]}]},
+    ),
     "lmstudio-ai/lmstudio-bug-tracker#1399, a system message between others": (
         A,
         {"messages": [USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "b"}, USER]},
@@ -143,6 +147,7 @@ REPORTS = {
     ),
     "the same in a chat": (H, called(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
     "the same in messages": (A, turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]})),
+    "a file that a tool gave": (A, turns(result={"content": [{"type": "document", "source": {"type": "base64"}}]})),
     "BerriAI/litellm#19787, thinking": (
         A,
         {

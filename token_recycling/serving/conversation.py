@@ -33,25 +33,43 @@ class Part(BaseModel, extra="allow"):
         return self
 
 
-def joined(content: str | list[Part] | None) -> str:
+def _some_part(part: Any) -> Any:
+    """Skip reasoning, which templates read from a field of its own; a bare string is text."""
+    if isinstance(part, dict) and part.get("type") in ("thinking", "redacted_thinking", "reasoning"):
+        raise PydanticOmit
+    return {"type": "text", "text": part} if isinstance(part, str) else part
+
+
+Content: TypeAlias = str | list[Annotated[Part, BeforeValidator(_some_part)]]
+
+
+def joined(content: Content | None) -> str:
     """Return the text of a content, parts joined without a separator."""
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
-_PICTURES = ("image", "image_url", "input_image")
-_PICTURE = {"type": "text", "text": "[a picture, which this model cannot see]"}
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "a picture"),
+    **dict.fromkeys(("audio", "input_audio"), "a recording"),
+    **dict.fromkeys(("file", "input_file", "document"), "a file"),
+}
+"""Types of parts that are no text, and what they are; a document may be one."""
 
 
-def without_pictures(content: Any) -> Any:
-    """Return what a tool gave with a text in place of each picture, with a warning: an agent that has looked at one
-    could not go on otherwise.
+def text_only(content: Any) -> Any:
+    """Return what a tool gave with a text in place of each picture or file, with a warning: an agent that has looked at
+    one could not go on otherwise.
     """
-    if not isinstance(content, list):
-        return content
-    pictures = [isinstance(part, dict) and part.get("type") in _PICTURES for part in content]
-    if any(pictures):
-        warn_ignored("a picture that a tool gave")
-    return [_PICTURE if picture else part for part, picture in zip(content, pictures, strict=True)]
+    return [_as_text(part) for part in content] if isinstance(content, list) else content
+
+
+def _as_text(part: Any) -> Any:
+    medium = _MEDIA.get(str(part.get("type"))) if isinstance(part, dict) else None
+    source = part.get("source") if medium else None
+    if medium is None or (isinstance(source, dict) and source.get("type") in ("text", "content")):
+        return part
+    warn_ignored(f"{medium} that a tool gave")
+    return {"type": "text", "text": f"[{medium}, which this model cannot see]"}
 
 
 def _arguments(value: Any) -> Object | str:
@@ -86,7 +104,7 @@ class Message(BaseModel, extra="allow"):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: Content | None = None
     tool_calls: list[ToolCall] | None = None
     prefix: bool | None = None
     """Of the last message, in the APIs of DeepSeek and Mistral: the output continues it."""
@@ -103,7 +121,7 @@ class Message(BaseModel, extra="allow"):
         if (called := data.get("function_call")) is not None:
             newest["tool_calls"] = [{"type": "function", "function": called}]
         if data.get("role") in ("function", "tool"):
-            newest |= {"role": "tool", "content": without_pictures(data.get("content"))}
+            newest |= {"role": "tool", "content": text_only(data.get("content"))}
         if data.get("refusal") and not data.get("content"):
             newest["content"] = data["refusal"]
         return newest

@@ -412,6 +412,8 @@ def test_events_of_a_message(server, anthropic, claude, says, tokenizer, name):
             assert [event["index"] for event in events if event["type"] == kind] == list(range(len(parts)))
         for index, (_, part) in enumerate(parts):
             deltas = [event["delta"] for event in events if event.get("index") == index and "delta" in event]
+            if parts[index][0] == "reasoning":
+                assert deltas.pop() == {"type": "signature_delta", "signature": ""}
             own = [next(value for name, value in delta.items() if name != "type") for delta in deltas]
             assert (all(own), "".join(own)) == (True, part)
         assert events[-2]["delta"]["stop_reason"] == reasons[reason]

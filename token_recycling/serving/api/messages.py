@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticOmit, from_json
 
-from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of, without_pictures
+from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of, text_only
 from ..engine import Engine, Job
 from ..errors import invalid, warn_ignored
 from ..generation import Generation
@@ -116,9 +116,9 @@ class Block(TextBlock, extra="ignore"):
 
     @model_validator(mode="before")
     @classmethod
-    def _result_without_pictures(cls, data: Any) -> Any:
+    def _result_text_only(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type") == "tool_result":
-            return {**data, "content": without_pictures(data.get("content"))}
+            return {**data, "content": text_only(data.get("content"))}
         return data
 
     @model_validator(mode="after")
@@ -291,6 +291,8 @@ class _Blocks(Parts):
             block["input"] = _input_of(text)
         else:
             block[block["type"]] = text
+        if kind == "reasoning":  # as Anthropic's own streams end one: clients may wait for it
+            yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")
 
     def _event(self, name: str, **data: Any) -> Event:

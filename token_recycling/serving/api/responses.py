@@ -13,17 +13,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticOmit
+from transformers import GenerationConfig
 
 from ..conversation import (
     Arguments,
+    Content,
     Function,
-    Part,
     Tool,
     ToolChoice,
     joined,
     only_of_type,
     tag_of,
-    without_pictures,
+    text_only,
 )
 from ..engine import Engine, Job
 from ..errors import ApiError, shown, warn_ignored
@@ -51,11 +52,11 @@ class Item(BaseModel):
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
-    content: str | list[Part] | None = None
+    content: Content | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: Arguments | None = None
-    output: Annotated[str | list[Part] | None, BeforeValidator(without_pictures)] = None
+    output: Annotated[Content | None, BeforeValidator(text_only)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -256,7 +257,7 @@ class ResponseReply:
         self.generations, self._output = [generation], _Items()
         self._reason: str | None = None
         self._about = {"id": job.id, "object": "response", "created_at": int(time.time())}
-        self._model, self._echoed = engine.settings.name, _echo(body)
+        self._model, self._stated = engine.settings.name, {**_USUAL, **_echo(body, generation.config)}
 
     def begin(self) -> Iterable[Event]:
         for name in ("created", "in_progress"):
@@ -296,18 +297,12 @@ class ResponseReply:
             **{name: usage[name] for name in ("total_tokens", "completion_tokens_details", "speculation")},
         }
         details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
-        return self._response(self._status, incomplete_details=details, usage=counted)
+        ended = int(time.time()) if details is None else None
+        return self._response(self._status, completed_at=ended, incomplete_details=details, usage=counted)
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
-        usual: dict[str, Any] = {
-            "error": None,
-            "incomplete_details": None,
-            "usage": None,
-            "metadata": {},
-            "store": False,
-        }
         output = {"status": status, "model": self._model, "output": self._output.items}
-        return {**self._about, **output, **usual, **self._echoed, **more}
+        return {**self._about, **output, **self._stated, **more}
 
 
 async def prepare(engine: Engine, body: ResponsesRequest, job: Job) -> ResponseReply:
@@ -319,16 +314,32 @@ async def prepare(engine: Engine, body: ResponsesRequest, job: Job) -> ResponseR
     return ResponseReply(engine, job, body, generation)
 
 
-def _echo(body: ResponsesRequest) -> dict[str, Any]:
-    """Return the fields of the request that its response repeats."""
+_USUAL: dict[str, Any] = {
+    **dict.fromkeys(("completed_at", "error", "incomplete_details", "usage", "previous_response_id", "max_tool_calls")),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key")),
+    "metadata": {},
+    "store": False,
+    "background": False,
+    "truncation": "disabled",
+    "service_tier": "default",
+    "top_logprobs": 0,
+}
+"""Fields that the Open Responses specification requires of a response, where nothing is asked or known."""
+
+
+def _echo(body: ResponsesRequest, config: GenerationConfig) -> dict[str, Any]:
+    """Return the fields of the request that its response repeats, with the values that hold where it has none."""
     usual: dict[str, Any] = {"type": "function", "description": None, "parameters": None, "strict": None}
     choice = body.tool_choice
     text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.stated()
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+        "temperature": config.temperature or float(bool(config.do_sample)),
+        "top_p": config.top_p or 1.0,
+        "presence_penalty": body.presence_penalty or 0,
+        "frequency_penalty": body.frequency_penalty or 0,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "text": {"format": text},
         "tools": [{**usual, **tool.model_dump(exclude_unset=True)} for tool in body.tools or ()],
         "tool_choice": "auto" if choice is None else choice.stated(),
