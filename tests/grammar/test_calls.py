@@ -106,6 +106,21 @@ def test_messages_of_harmony():
     assert admits(required, " to=functions.go<|channel|>commentary json<|message|>{}<|call|>", marks)
 
 
+@pytest.mark.parametrize("mode", ["auto", "none"])
+def test_a_form_without_functions_comes_after_reasoning(mode):
+    """As final message, where the family has channels."""
+    form = ("regex", "[ab]{2}", True)
+    grammar, marks = grammar_of("harmony", functions=[], mode=mode, otherwise=form)
+    final = "<|channel|>final<|message|>ab"
+    assert admits(grammar, final, marks)
+    assert admits(grammar, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{final}", marks)
+    assert not any(admits(grammar, text, marks) for text in ("ab", f"{final}c"))
+    for thinking, texts in (("begun", ["well</think>ab"]), ("possible", ["ab", "<think>hm</think>\n\nab"])):
+        grammar, marks = grammar_of("qwen_3", functions=[], mode=mode, otherwise=form, thinking=thinking)
+        assert all(admits(grammar, text, marks) for text in texts)
+        assert not admits(grammar, f"{texts[0]}c", marks)
+
+
 def test_one_call_where_there_may_not_be_several():
     grammar, _ = grammar_of("qwen_3", parallel=False)
     call = WRITTEN["qwen_3"]("look", '{"at": 12}')

@@ -107,12 +107,13 @@ class Function:
 
 @dataclass(frozen=True)
 class Calls:
-    """What an output with tools may be."""
+    """What an output with tools may be, or one with reasoning before its form."""
 
     family: str
     functions: Sequence[Function]
+    """None where there are no tools, but a form."""
     mode: str = "auto"
-    """`auto`, `required` or `named`: free text with calls, calls alone, or one call."""
+    """`auto`, `none`, `required` or `named`: free text with or without calls, calls alone, or one call."""
     parallel: bool = True
     """Whether there may be several calls."""
     thinking: Literal["none", "possible", "begun"] = "none"
@@ -153,6 +154,8 @@ class _Writer:
 
     def _body(self, family: Family) -> str:
         calls = self._calls
+        if calls.otherwise is not None and not calls.functions:
+            return f"{self._thought()} {self._form(*calls.otherwise)}"
         one = self._any(*(self._call(family, function) for function in calls.functions))
         several = calls.parallel and calls.mode != "named"
         more = f" ({self._text(family.separator)} {one})*" if several else ""
@@ -215,16 +218,18 @@ class _Writer:
                 f'{to} {commentary} " json" {begin}',
             ]
             one_call.append(f"{self._any(*heads)} {self._arguments(function)} {self._text('<|call|>')}")
-        call = self._any(*one_call)
         again = self._text("<|start|>") + ' "assistant"'
         analysis = f'{channel} "analysis" {begin} /(?s:.*)/? {end} {again}'
         ends = not self._text("<|call|>")
-        more = f"({again} {call})*" if calls.parallel and calls.mode != "named" and not ends else ""
-        final = ""
-        if calls.mode == "auto":
+        options = []
+        if one_call:
+            call = self._any(*one_call)
+            several = calls.parallel and calls.mode != "named" and not ends
+            options.append(f"{call} ({again} {call})*" if several else call)
+        if calls.mode not in ("required", "named"):
             answer = "/(?s:.*)/?" if calls.otherwise is None else self._form(*calls.otherwise)
-            final = f' | {channel} "final" {begin} {answer} ({end})?'
-        return f"({analysis})* ({call} {more}{final})"
+            options.append(f'{channel} "final" {begin} {answer} ({end})?')
+        return f"({analysis})* ({' | '.join(options)})"
 
     # Calls
 

@@ -387,29 +387,31 @@ def _json(value: Any) -> str:
 # Grammars of calls
 
 
-def calls_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> Constraint | None:
-    """Return the constraint of an output with tools after a prompt (1, length); None where tools are not constrained.
-    `prompted`: the prompt says how functions are called. Raise ApiError.
+def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> Constraint | None:
+    """Return the constraint of an output with calls, or with reasoning before text of a format, after a prompt (1,
+    length); None where neither is constrained. `prompted`: the prompt says how functions are called. Raise ApiError.
 
     With an output format the output is either calls or text of that format: without that, a model whose every output
-    must have the format could never call a function.
+    must have the format could never call a function. Reasoning that the prompt has begun comes before: all that the
+    format would hold is read as part of it.
     """
-    tools = body.shown_tools
-    field = body.constrained_by or (body.constraint.field if body.constraint and tools else None)
-    if field is None or tools is None:
+    tools, field = body.shown_tools or [], body.constrained_by or (body.constraint and body.constraint.field)
+    if field is None:
         return None
-    delimiters = _PROMPTED if prompted else family(loaded)
-    assert delimiters is not None, "tools of other families are prompted"
+    delimiters, thinking = _PROMPTED if prompted else family(loaded), _thinking(loaded, ids, prompted)
+    begun = thinking == "begun" and _reads_reasoning(loaded)
+    if not (tools or begun or delimiters == "harmony"):
+        return None
     functions = [
         Function(one["name"], one.get("parameters"), bool(one.get("strict")))
         for one in (tool["function"] for tool in tools)
     ]
     calls = Calls(
-        delimiters,
+        delimiters or _PROMPTED,
         functions,
         body.tool_mode,
         body.parallel_tool_calls is not False,
-        _thinking(loaded, ids, prompted),
+        thinking,
         body.constraint.form if body.constraint else None,
     )
     return Constraint(field, Form("calls", calls, True))
@@ -419,8 +421,12 @@ def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["non
     """Whether the output after a prompt may begin with reasoning."""
     if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith("<think>"):
         return "begun"
-    thinks = (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
-    return "possible" if thinks or not prompted else "none"
+    return "possible" if _reads_reasoning(loaded) or not prompted else "none"
+
+
+def _reads_reasoning(loaded: Loaded) -> bool:
+    """Whether reasoning is told apart from the rest of an output."""
+    return not (response_template(loaded) or {"fields": {}})["fields"].keys().isdisjoint(REASONING)
 
 
 def family(loaded: Loaded) -> str | None:

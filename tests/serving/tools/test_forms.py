@@ -115,6 +115,17 @@ def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict
     assert required.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("tools", [None, HELD])
+def test_a_form_comes_after_reasoning_that_the_prompt_began(server, says, tokenizer, monkeypatch, tools):
+    """Else all of it would be read as reasoning, and the content empty."""
+    monkeypatch.setattr(
+        tokenizer, "chat_template", tokenizer.chat_template.replace("assistant: ", "assistant: <think>")
+    )
+    says('well</think>\n\n{"at":"here"}')
+    message = chat(server, tools=tools, response_format=FORMS[1], max_tokens=60).choices[0].message
+    assert (message.content.strip(), message.model_extra["reasoning_content"]) == ('{"at":"here"}', "well")
+
+
 def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
     form = {"structured_outputs": {"regex": "(ab|cd|ef){6,20}"}}
     body = {"prompt": "for index in", **form, "temperature": 0, "max_tokens": 60}

@@ -15,7 +15,7 @@ from ..errors import ApiError, warn_ignored
 from ..generation import Generation
 from ..logprobs import chat_logprobs
 from ..output import Delta, Piece
-from ..prompt import calls_constraint, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
+from ..prompt import needs_prompted_tools, parts_constraint, render_prompt, response_parser, with_prompted_tools
 from ..protocol import ChatRequest
 from .common import ChoicesReply, Event, generation_of, output_of
 
@@ -89,7 +89,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
-        constraint=calls_constraint(loaded, body, ids, prompted),
+        constraint=parts_constraint(loaded, body, ids, prompted),
     )
 
 
