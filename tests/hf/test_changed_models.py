@@ -38,6 +38,16 @@ def last_layer_used_twice(model):
     model.model.layers[0] = model.model.layers[1]
 
 
+def numbered_alike(model):
+    model.model.layers[1].self_attn.layer_idx = 0
+
+
+def vectors_shortened(model):
+    """Wherever they are looked up."""
+    model.model.embed_tokens.max_norm = 0.7
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
 def not_causal(model):
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
@@ -89,6 +99,8 @@ CHANGES: dict[str, Change] = {
     "huggingface/transformers#30508 a layer copied": layer_copied,
     "a layer used twice": layer_used_twice,
     "the last layer used twice": last_layer_used_twice,
+    "layers of one number": numbered_alike,
+    "an embedding that changes its weights": vectors_shortened,
     "attention to later tokens": not_causal,
     "one layer with attention to later tokens": one_layer_not_causal,
     "a layer with a configuration of its own": another_attention,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,6 +56,8 @@ ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
 CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items() if value is None)
 """Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
+_DECIDING = ("is_causal", "is_decoder", "layer_idx", "rope_type", "max_norm")
+"""Attributes of parts that decide, besides a configuration, on whether and how a model is accelerated."""
 _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.hidden"})
 """Modules whose hooks note down what they see and change nothing."""
 FAMILIES = "transformers.models."
@@ -348,13 +351,16 @@ class Fingerprint:
             away,
             "forward" in attributes[0],
             [name in own for name in CALLED_INSTEAD for own in attributes],
-            [own["is_causal"] for own in attributes if "is_causal" in own],
+            [own[name] for name in _DECIDING for own in attributes if name in own],
             [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
             [_values_of(config) for config in configs],
         ]
         self.numbers = written
-        self.code = [self._identities[2], [part.training for part in parts], [*map(len, attributes)]]
+        training = [part.training for part in parts]
+        shares = [*itertools.compress(attributes, training)]  # such as what is dropped in training mode, and whether
+        numbers = [value for own in shares for value in own.values() if isinstance(value, (int, float))]
+        self.code = [self._identities[2], training, [*map(len, attributes)], numbers]
 
     def watch(self) -> Fingerprint:
         """Keep this one to be compared with later ones."""

@@ -264,6 +264,9 @@ def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> st
             return f"{piece.description}: it decides on tokens"
     if kernels := replaced_kernels():
         return f"the kernel {kernels[0]} was registered through torch.library, and may look at several rows"
+    for path, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:  # of an embedding of torch
+            return f"{path} has a max_norm: all tokens that it embeds, those of drafts too, change its weights"
     random = next(_random_in_training(model, {piece.holder for piece in foreign if piece.is_of_torch}), None)
     if random is not None:
         return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"
