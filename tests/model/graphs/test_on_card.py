@@ -1,6 +1,6 @@
 """Steps on a card that is played: `card_*.py`, in processes of their own, since torch cannot forget such a device."""
 
-import subprocess
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -10,10 +10,12 @@ from support.cases import thinned
 HERE = Path(__file__).parent
 RUNS = [("card_ordinary.py", "running_batch or seeded_sampled"), ("card_ordinary.py", ""), ("card_captured.py", "")]
 """The crossings of a step in every run; nightly all of eager and captured steps."""
+START = "fork" if sys.platform == "linux" else "spawn"
+"""A copy of this process need not import torch and transformers, which takes longer than the tests."""
 
 
 @pytest.mark.parametrize(("file", "names"), thinned(RUNS))
-def test_steps_on_a_card(file, names, pytestconfig):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-k", names, HERE / file]
-    found = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=600)
-    assert found.returncode == 0, found.stdout
+def test_steps_on_a_card(file, names):
+    command = ["-p", "no:cacheprovider", "--tb=short", "-k", names, str(HERE / file)]
+    with multiprocessing.get_context(START).Pool(1) as pool:
+        assert pool.apply_async(pytest.main, (command,)).get(600) == 0
