@@ -243,8 +243,7 @@ def test_modes_of_torch(mode):
     compare(call, mode.__name__)
 
 
-@pytest.mark.parametrize("of", ["cache", "layer"])
-@pytest.mark.parametrize("wrapper", [lambda function: function, partial], ids=["function", "partial"])
+@pytest.mark.parametrize(("of", "wrapper"), [("cache", partial), ("layer", lambda function: function)])
 def test_a_cache_with_a_function_of_its_own(of, wrapper):
     def call(model):
         cache = DynamicCache(config=model.config)
@@ -638,9 +637,15 @@ def by_row():
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"), [(counted_choices, "next"), (used_once, "used"), (Shrinking, "Shrinking"), (by_row, None)]
+    ("make", "reason", "rows"),
+    [
+        (counted_choices, "next", 2),
+        (used_once, "used", 1),
+        (used_once, "used", 2),
+        (Shrinking, "Shrinking", 2),
+        (by_row, None, 2),
+    ],
 )
-@pytest.mark.parametrize("rows", [1, 2])
 def test_functions_that_are_called_for_each_sequence(make, reason, rows):
     """Sequences of a batch advance apart: what such a function keeps would be changed in another order."""
     ids = torch.cat([IDS, IDS.roll(1, 1)])[:rows]

@@ -48,7 +48,7 @@ def drafters(model):
     ]
 
 
-@pytest.mark.parametrize("name", thinned(CALLS, 2))
+@pytest.mark.parametrize("name", thinned(CALLS, kept=("padded prompts that end early", "penalties").__contains__))
 def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
     texts = {}
     for repeat in range(2 * len(drafters)):
