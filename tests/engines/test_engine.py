@@ -1,5 +1,6 @@
 """What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -376,8 +377,11 @@ token_recycling = token_recycling.engines:register_sglang
 """
 
 
-@pytest.mark.parametrize("release", ["0.4.9", "0.5.22", "0.5.24", "0.6.0rc1", "1.0"])
-@pytest.mark.parametrize("arguments", [[], ["--speculative-algorithm", "NGRAM"], ["--speculative-algorithm=EAGLE3"]])
+RELEASES = ["0.4.9", "0.5.22", "0.5.24", "0.6.0rc1", "1.0"]
+OTHERS: list[list[str]] = [[], ["--speculative-algorithm", "NGRAM"], ["--speculative-algorithm=EAGLE3"]]
+
+
+@pytest.mark.parametrize(("release", "arguments"), thinned(itertools.product(RELEASES, OTHERS), every=2))
 def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(release, arguments, tmp_path):
     """An EMPTY MODULE stands in for SGLang: any use of it would raise."""
     ran = start_of_sglang(release, arguments, tmp_path)

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 
 IDS = tiny.prompt(0, 5).repeat(1, 3)
-GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 Change = Callable[[LlamaForCausalLM], Any]
 
 
