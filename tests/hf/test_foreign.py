@@ -1110,8 +1110,8 @@ ATTENTION: dict[str, tuple[Bring, str | None]] = {
 
 @singly_and_in_batches(ATTENTION)
 def test_attention_of_ones_own(bring, reason, ids):
-    """Accelerated calls attend with sdpa in place of implementations that take no tree mask. There are more than 40 keys
-    after two tokens.
+    """Accelerated calls attend with sdpa in place of implementations that take no tree mask. From the second token on
+    there are more than 40 keys.
     """
     longer = torch.cat([tiny.prompt(3, 30).expand(len(ids), -1), ids], dim=1)
     compare(bring, reason, longer, max_new_tokens=20)

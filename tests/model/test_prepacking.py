@@ -43,7 +43,7 @@ def packed_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def _texts(model: nn.Module, tokens: int = 40) -> torch.Tensor:
+def _texts(model: nn.Module, tokens: int = 24) -> torch.Tensor:
     return model.generate(PROMPT, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
 

@@ -185,8 +185,7 @@ def test_a_family_that_counts_from_elsewhere_passes_the_self_test():
     assert tr.check(model, self_test=True).supported
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("changed", ["module", "configuration"])
+@pytest.mark.parametrize(("family", "changed"), [("llama", "module"), ("qwen3", "configuration")])
 def test_a_rotary_module_of_another_scaling_than_the_configurations(family, changed):
     """Its frequencies change with the length, which the model's configuration does not say."""
     model = model_of(named(family))
