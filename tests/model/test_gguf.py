@@ -102,22 +102,24 @@ def test_another_release_of_transformers_takes_the_same_folder(file, monkeypatch
     assert kept() == [folder.name]
 
 
-@pytest.mark.parametrize("outdated", ["deleted", "written again", "drive not there", "no record", "broken record"])
-def test_folders_of_files_that_are_gone_are_removed(file, tmp_path, outdated):
-    (tmp_path / "drive").mkdir()
-    other = Path(shutil.copy2(file, tmp_path / "drive" / "other.gguf"))
-    folder = gguf_files.unpacked(other)
-    record = folder / "gguf_source.json"
-    change = {
-        "deleted": other.unlink,
-        "written again": lambda: other.touch() or os.utime(other, (1, 1)),
-        "drive not there": lambda: shutil.rmtree(other.parent),
-        "no record": record.unlink,
-        "broken record": lambda: record.write_text("{"),
-    }
-    change[outdated]()
+OUTDATED = {
+    "deleted": lambda file, record: file.unlink(),
+    "written again": lambda file, record: os.utime(file, (1, 1)),
+    "drive not there": lambda file, record: shutil.rmtree(file.parent),
+    "no record": lambda file, record: record.unlink(),
+    "broken record": lambda file, record: record.write_text("{"),
+}
+
+
+def test_folders_of_files_that_are_gone_are_removed(file, tmp_path):
+    folders = {}
+    for name in OUTDATED:
+        (tmp_path / name).mkdir()
+        folders[name] = gguf_files.unpacked(Path(shutil.copy2(file, tmp_path / name / f"{name}.gguf")))
+    for name, change in OUTDATED.items():
+        change(tmp_path / name / f"{name}.gguf", folders[name] / "gguf_source.json")
     gguf_files.unpacked(file)
-    assert folder.exists() == (outdated not in ("deleted", "written again"))
+    assert [name for name, folder in folders.items() if not folder.exists()] == ["deleted", "written again"]
     assert gguf_files.is_unpacked(file)
 
 
