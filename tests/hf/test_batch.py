@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import EOS, batch
-from support.cases import parameter
+from support.cases import paired
 from support.noting import noted
 from support.runs import fix_costs
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
@@ -80,14 +80,7 @@ def when_two_rows_agree(self, ids):
 ANSWERS = [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree]
 
 
-@pytest.mark.parametrize(
-    ("answer", "eos"),
-    [
-        parameter(answer, eos, every_run=(place % 2 == 0) == (eos is None))
-        for place, answer in enumerate(ANSWERS)
-        for eos in (EOS, None)
-    ],
-)
+@pytest.mark.parametrize(("answer", "eos"), paired(ANSWERS, [None, EOS]))
 def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer, eos):
     """So that those which remember, compare texts or answer for all say what they say to `generate`."""
     ending.generation_config.eos_token_id = eos

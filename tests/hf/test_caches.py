@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
 from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, named
 from support.batches import batch, turned
-from support.cases import thinned
+from support.cases import paired, thinned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, needs, skip_before
@@ -265,8 +265,7 @@ def windowed(config, **settings):
     return config
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@pytest.mark.parametrize(("family", "kind"), paired(["llama", "mistral"], [DynamicCache, StaticCache]))
 def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(family, kind):
     """As one made for another model: `generate` decodes with the tokens that are left."""
     model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 12, VOCABULARY)
@@ -361,8 +360,7 @@ def copied(cache):
     return other
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("family", "by_hand"), paired(["llama", "mistral"], [False, True]))
 def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
     """And those of copied layers, while the cache is cropped and filled with something else, and put back."""
     model = model_of(named(family))
@@ -415,8 +413,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("change", UNEQUAL)
+@pytest.mark.parametrize(("change", "family"), paired(UNEQUAL, ["llama", "mistral"]))
 @needs(5, 23)
 def test_layers_of_a_cache_that_hold_different_tokens(family, change):
     """Plain `generate` attends to what there is, token by token; or it raises an error."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.cases import parameter
+from support.cases import paired
 from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
@@ -49,20 +49,19 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("thread", [True, False])
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_a_call_is_noted_by_itself(model, other, thread):
+@pytest.mark.parametrize(("name", "thread"), paired(OTHERS, [True, False]))
+def test_a_call_is_noted_by_itself(model, name, thread):
     """Whatever is called in between, by another thread or in this one."""
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, "plain")
     noted = []
 
     def between():
-        model.generate(IDS, **other)
+        model.generate(IDS, **OTHERS[name])
         noted.append((model.acceleration.stats.tokens, model.acceleration.fallback))
 
     ours = model.generate(IDS, stopping_criteria=meanwhile(between, thread), return_dict_in_generate=True, **GREEDY)
-    accelerated = other is OTHERS["accelerated"]
+    accelerated = name == "accelerated"
     assert torch.equal(ours.sequences, wanted)
     assert ours.stats.tokens == 12
     assert model.acceleration.stats is ours.stats
@@ -160,15 +159,9 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "accelerated"),
-    [
-        parameter(*ENDS[name], accelerated, every_run=place % 2 == accelerated, id=f"{name}-{accelerated}")
-        for place, name in enumerate(ENDS)
-        for accelerated in (False, True)
-    ],
-)
-def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, arguments, error, accelerated):
+@pytest.mark.parametrize(("end", "accelerated"), paired(ENDS, [False, True]))
+def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, end, accelerated):
+    arguments, error = ENDS[end]
     arguments = {name: value() if value is Interrupting else value for name, value in arguments.items()}
     wanted = model.generate(IDS, **GREEDY)
     if accelerated:

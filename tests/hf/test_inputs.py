@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.batches import batch
+from support.cases import paired
 from transformers import DynamicCache
 
 import token_recycling as tr
@@ -38,8 +39,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("arguments", WAYS)
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(("name", "arguments"), paired(INPUTS, WAYS))
 def test_what_plain_returns_or_raises(model, name, arguments):
     expected = outcome(model.generate, INPUTS[name], **arguments)
     assert outcome(tr.accelerate(model).generate, INPUTS[name], **arguments) == expected
@@ -99,8 +99,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "rows"), paired(MASKS, [1, 2]))
 def test_a_mask_of_another_shape_than_the_tokens(name, rows):
     model, ids, mask = tiny.gpt2().eval(), tiny.prompt(3, 12).reshape(2, 6)[:rows], MASKS[name]
     expected = outcome(model.generate, ids, attention_mask=mask, do_sample=False)

@@ -13,7 +13,7 @@ import torch
 from support import tiny
 from support.architectures import VOCABULARY, model_of
 from support.batches import padded
-from support.cases import thinned
+from support.cases import paired, thinned
 from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
@@ -171,8 +171,7 @@ def test_states_of_prompts_that_are_read_with_the_first_draft(family):
     assert_of_prompts(hybrid, prompts, watched.seen)
 
 
-@pytest.mark.parametrize("mode", ["sequence", "tree"])
-@pytest.mark.parametrize("name", ["plain", "warped", "in place"])
+@pytest.mark.parametrize(("name", "mode"), paired(["plain", "warped", "in place"], ["sequence", "tree"]))
 def test_what_a_drafter_sampled_from_stays_as_it_was(model, name, mode):
     watched = Watched(DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True))
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.batches import EOS, batch
-from support.cases import thinned
+from support.cases import paired, thinned
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
@@ -59,8 +59,9 @@ def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
     assert len({str(text.tolist()) for text in texts.values()}) == len(texts)
 
 
-@pytest.mark.parametrize("name", ["prompts", "padded prompts that end early"])
-@pytest.mark.parametrize("drafter", ["recycling", "draft_model"])
+@pytest.mark.parametrize(
+    ("name", "drafter"), paired(["prompts", "padded prompts that end early"], ["recycling", "draft_model"])
+)
 def test_greedy_calls_of_several_prompts_take_no_numbers(model, name, drafter):
     arguments = {**CALLS[name], "do_sample": False, "temperature": None}
     drafter = DraftModel(tiny.related(model), nodes=6, sampled=True) if drafter == "draft_model" else drafter

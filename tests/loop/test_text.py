@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support import tiny
+from support.cases import paired
 from support.drafters import learned
 from transformers import StoppingCriteriaList
 
@@ -34,8 +35,9 @@ def test_a_text_ends_with_the_first_of_several_ends(counting, fast):
         assert [token for step in steps for token in step.tokens] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("drafter", ["recycling", "published", "suffix", "prompt_lookup", "lookahead"])
+@pytest.mark.parametrize(
+    ("drafter", "fast"), paired(["recycling", "published", "suffix", "prompt_lookup", "lookahead"], [False, True])
+)
 def test_a_text_without_a_limit_ends_where_it_ends(counting, drafter, fast):
     """As does a batch of them."""
     arguments = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "pad_token_id": 0, "do_sample": False}

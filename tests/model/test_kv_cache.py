@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.cases import paired
 from support.releases import needs
 from transformers import DynamicCache
 
@@ -40,8 +41,7 @@ def after_each_step(model, ids, cache, **arguments):
     return count
 
 
-@pytest.mark.parametrize("tree", ["paper", "chain:4", "0 1 2 00 20 200"])
-@pytest.mark.parametrize("length", [1, 2, 30])
+@pytest.mark.parametrize(("tree", "length"), paired(["paper", "chain:4", "0 1 2 00 20 200"], [1, 2, 30]))
 def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(model, tree, length):
     drafter = tr.make_drafter("published", tree=tree)
     for seed in range(2):

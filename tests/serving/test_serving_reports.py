@@ -2,6 +2,7 @@
 
 import pytest
 from support import http, tiny
+from support.cases import paired
 from support.functions import HELD
 from support.serving import serving
 from support.speaking import chatty, ending_llama
@@ -166,8 +167,7 @@ def server():
         yield running
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize(("report", "stream"), paired(REPORTS, [False, True]))
 def test_what_reports_are_about_is_answered(server, report, stream):
     path, body = REPORTS[report]
     limit = "max_output_tokens" if path == R else "max_tokens"

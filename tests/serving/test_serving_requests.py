@@ -8,6 +8,7 @@ import httpx2
 import openai
 import pytest
 from support import http, tiny
+from support.cases import paired
 from support.serving import keys, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
@@ -42,8 +43,7 @@ def tokens(server):
     return server.metrics()["token_recycling_generated_tokens_total"]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/token_recycling/steps"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "stream"), paired(["/v1/completions", "/v1/token_recycling/steps"], [False, True]))
 def test_a_client_that_goes_away_ends_its_generation(open_server, path, stream):
     before, cancelled = tokens(open_server), generations(open_server)
     with contextlib.suppress(httpx2.ReadTimeout):

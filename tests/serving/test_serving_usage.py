@@ -6,6 +6,7 @@ The references are the tokenizer for prompts, and requests of one choice, one at
 import pytest
 import torch
 from support import tiny
+from support.cases import paired
 from support.serving import PROMPT, serving
 from support.speaking import chatty, ending_llama
 
@@ -28,8 +29,7 @@ def server(model):
         yield running
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("prompts", PROMPTS, ids=len)
+@pytest.mark.parametrize(("prompts", "n"), paired(PROMPTS, [3, 1]))
 def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokenizer, prompts, n):
     expected = sum(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
     asked = {"prompt": prompts, "n": n, **SAMPLED, "logprobs": 0}

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from support import architectures, tiny
+from support.cases import paired
 from support.drafters import NAMES, Garbage, example
 from support.oracle import Oracle
 from support.runs import decoded, plain
@@ -59,8 +60,7 @@ def test_a_drafted_token_whose_states_are_nan_changes_no_other(rows, recorded):
     assert torch.equal(tr.generate(model, ids, drafter=Garbage(), fast=True, **arguments), wanted)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window of 8"])
-@pytest.mark.parametrize("length", [1, 90])
+@pytest.mark.parametrize(("case", "length"), paired(["llama", "mistral window of 8"], [1, 90]))
 def test_a_batch_that_does_not_fill_its_bucket(case, length, recorded):
     """Three sequences in the slots of four: prompts that leave nothing to read before the first pass, or longer than
     a window.
@@ -116,8 +116,7 @@ def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, mon
     assert [record.levelname for record in caplog.records if "no longer captured" in record.message] == ["WARNING"]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("drafter", ["recycling:tree=80", "plain"])
+@pytest.mark.parametrize(("family", "drafter"), paired(["gpt2", "llama"], ["recycling:tree=80", "plain"]))
 def test_the_end_of_the_context_is_reached(family, drafter):
     """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
     model = architectures.model_of(architectures.named(family))

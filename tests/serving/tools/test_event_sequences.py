@@ -179,7 +179,10 @@ def assert_choice(chunks, index, whole):
 
 ONE_BY_ONE = ("nothing", "reasoning, text", "call", "all")
 PACES = [
-    *(parameter(name, True, every_run=True, id=f"{name}, several a step") for name in TEXTS),
+    *(
+        parameter(name, True, every_run=name not in ONE_BY_ONE or name == "all", id=f"{name}, several a step")
+        for name in TEXTS
+    ),
     *(parameter(name, False, every_run=name in ONE_BY_ONE, id=f"{name}, one by one") for name in TEXTS),
 ]
 
