@@ -128,6 +128,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"contains": {"type": "integer"}, "maxContains": 2}, "#/contains"),
     ({"contains": True, "minContains": 21}, "#/contains"),
     ({"propertyNames": {"$ref": "#"}}, "#/propertyNames"),
+    (
+        {"properties": {"a": {"allOf": [{"contains": {"const": value}} for value in "abc"]}}},
+        "#/properties/a/allOf: cannot",
+    ),
     ({"minimum": 0.1, "maximum": 0.2, "multipleOf": 0.3, "type": "number"}, "#/multipleOf: admits no value"),
     ({"contains": {"const": 1}, "maxItems": 6, "minContains": 2, "maxContains": 3}, "#/contains"),
     ({"pattern": f"^{'(?=a)' * 17}"}, "#/pattern"),

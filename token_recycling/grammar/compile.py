@@ -177,10 +177,12 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenfo
         matcher = _matcher(tokenizer, schema_grammar({**schema, "$defs": enforced.definitions}))
         return _reason(matcher) if matcher.is_error() else None
 
+    if _BOUNDED in reason:
+        raise ValueError(f"{_largest(enforced)}: cannot compile the json_schema: {reason}; make it smaller")
     parts = sorted(
         enforced.parts, key=lambda part: (part.schema.keys() <= _COMPOSED, not part.schema.keys() & _SUSPECTS)
     )
-    for part in parts[:_MAX_TRIALS] if _BOUNDED not in reason else ():
+    for part in parts[:_MAX_TRIALS]:
         why = error(part.schema)
         if why is None:
             continue
@@ -195,6 +197,19 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenfo
                 return Unenforced(part.pointer(keyword), why)
         break
     raise ValueError(f"cannot compile the json_schema: {reason}")
+
+
+def _largest(enforced: Enforceable) -> str:
+    """Return the place of the keyword that makes the most of a schema: of the innermost part, among the outer ones,
+    that has half of it.
+    """
+    parts = enforced.parts[-_MAX_TRIALS:]
+    sizes = [{name: len(repr(value)) for name, value in part.schema.items() if name != "$defs"} for part in parts]
+    most = max((sum(size.values()) for size in sizes), default=0)
+    for part, size in zip(parts, sizes, strict=True):
+        if size and 2 * sum(size.values()) >= most:
+            return part.pointer(max(size, key=size.__getitem__))
+    return "#"
 
 
 def schema_grammar(schema: Schema, **style: Any) -> str:

@@ -50,7 +50,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
     "uri-reference": {"pattern": f"^{_REFERENCE}$"},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri")},
-    **{name: {"pattern": _ANY_UUID} for name in ("uuid", "guid")},
+    "uuid": {"pattern": _ANY_UUID},
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
@@ -65,6 +65,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "xid": {"pattern": "^[0-9a-v]{20}$"},
 }
 """The keywords of each known format: those of JSON Schema, of pydantic, some of which are any string, and of zod."""
-_ASCII = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
-"""Formats of any alphabet, of which those of ASCII are written."""
-FORMATS |= {name: FORMATS[ascii_name] for name, ascii_name in _ASCII.items()}
+_WRITTEN_AS = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
+_WRITTEN_AS |= {"guid": "uuid", "url": "uri"}
+"""Formats of any alphabet, of which those of ASCII are written, and other names for some."""
+FORMATS |= {name: FORMATS[other] for name, other in _WRITTEN_AS.items()}

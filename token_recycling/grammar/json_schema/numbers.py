@@ -96,7 +96,7 @@ def multiples(step: float, least: float, most: float, whole: bool) -> list[float
     """Return the multiples of `step` within limits that are multiples in float64 too; None if there are many."""
     exact = Decimal(repr(step))
     first, last = (Decimal(repr(limit)) / exact for limit in (least, most))
-    if not last - first < _MAX_MULTIPLES:
+    if not last - first <= _MAX_MULTIPLES:
         return None
     numbers = [exact * count for count in range(math.ceil(first), math.floor(last) + 1)]
     written = [int(number) if number == int(number) else float(number) for number in numbers]
