@@ -422,14 +422,14 @@ def requests_of(
     has random numbers of its own, seeded from that generator: how far the others are, which depends on what was
     drafted, shifts none of its numbers.
     """
-    config, batch, streamer, watched = call.config, len(call.input_ids), call.streamer, bool(call.beside)
+    config, batch, streamer = call.config, len(call.input_ids), call.streamer
     generators = [generator] * batch
     if batch > 1 and config.do_sample:
         generators = [*seeded_generators(batch, call.input_ids.device, generator)]
     requests = []
     for row, ids in enumerate(call.input_ids):
         # As with the first token that `generate` appends: int32 becomes int64.
-        sequence = TokenSequence(ids.long(), call.separate_criteria, call.paddings[row], watched)
+        sequence = TokenSequence(ids.long(), call.separate_criteria, call.paddings[row], watched=bool(call.beside))
         if streamer is not None and call.streams_tokens:
             sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
         applied = call.processors
@@ -442,7 +442,6 @@ def requests_of(
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             generator=generators[row],
-            watched=watched,
         )
         requests.append(
             Request(

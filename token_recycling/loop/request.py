@@ -51,10 +51,15 @@ class TokenSequence:
     def __init__(
         self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0, watched: bool = False
     ) -> None:
-        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit. `watched`:
-        code of users runs between tokens, which may change what ends the sequence.
+        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit."""
+        self.watched = watched
+        """Whether code of users runs between tokens, which may change processors and what ends the sequence."""
+        self.in_mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """Enters the mode of now, in which code of users is run: only inference mode may write to tensors that were
+        made in it.
         """
-        self._watched, self._in_mode = watched, _present_mode()
+        if torch.is_inference_mode_enabled():
+            self.in_mode = torch.inference_mode
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
@@ -105,7 +110,7 @@ class TokenSequence:
         """More than double the buffer; views of the old one stay as they are. What code of users may hold is written to
         no more: as in `generate`, each token makes new ids.
         """
-        more = 1 if self._watched else len(self._host) + _LEAST_GROWTH
+        more = 1 if self.watched else len(self._host) + _LEAST_GROWTH
         on_host = self._host is self._buffer
         self._host = torch.cat([self._host, self._host.new_empty(more)])
         self._cells = self._host.numpy()
@@ -123,7 +128,7 @@ class TokenSequence:
         if self._others:
             scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
             try:
-                with self._in_mode():
+                with self.in_mode():
                     met = self._others(self.padded, scores)
                 ended |= not bool((1 & ~met).any())  # whatever they return, as `generate`
             except BaseException:
@@ -131,7 +136,7 @@ class TokenSequence:
                 raise
         self.ended = ended
         if self.on_token is not None:
-            with self._in_mode():
+            with self.in_mode():
                 self.on_token(token)
         return ended
 
@@ -146,13 +151,6 @@ class TokenSequence:
         """End the sequence at that column; withdraw what follows."""
         self.columns, self.ended = columns, True
         self._copied = min(self._copied, columns)
-
-
-def _present_mode() -> Callable[[], AbstractContextManager[Any]]:
-    """Return what is entered later to run code of users in the mode of now: only inference mode may write to tensors
-    that were made in it.
-    """
-    return torch.inference_mode if torch.is_inference_mode_enabled() else nullcontext
 
 
 def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
@@ -175,19 +173,16 @@ class TokenSelector:
         keep_scores: bool = False,
         keep_logits: bool = False,
         generator: torch.Generator | None = None,
-        watched: bool = False,
     ) -> None:
-        """`watched`: code of users runs between tokens, which may change processors."""
         self.sequence, self.processors, self.sample = sequence, processors, sample
         self.generator = generator
         """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
-        self._in_mode = _present_mode()
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
-        one_by_one = keep_scores or keep_logits or watched
+        one_by_one = keep_scores or keep_logits or sequence.watched
         self.at_every_node = self.greedy or (not one_by_one and all(map(holds_at_nodes, processors)))
         """Whether the choice can be made at all nodes of a tree at once."""
         self._left: list[Callable[[], None]] = []
@@ -252,7 +247,7 @@ class TokenSelector:
         """
         padded = self.sequence.padded
         raw = logits[None].to(copy=True, dtype=torch.float32, device=padded.device)
-        with self._in_mode():
+        with self.sequence.in_mode():
             scores = self.processors(padded, raw)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 2 or len(scores) != 1:
             raise _wrong_scores(self.processors, scores)
