@@ -1,6 +1,5 @@
 """What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.cases import thinned
+from support.cases import paired, thinned
 from support.pages_of_docs import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -381,7 +380,7 @@ RELEASES = ["0.4.9", "0.5.22", "0.5.24", "0.6.0rc1", "1.0"]
 OTHERS: list[list[str]] = [[], ["--speculative-algorithm", "NGRAM"], ["--speculative-algorithm=EAGLE3"]]
 
 
-@pytest.mark.parametrize(("release", "arguments"), thinned(itertools.product(RELEASES, OTHERS), every=2))
+@pytest.mark.parametrize(("release", "arguments"), paired(RELEASES, OTHERS))
 def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(release, arguments, tmp_path):
     """An EMPTY MODULE stands in for SGLang: any use of it would raise."""
     ran = start_of_sglang(release, arguments, tmp_path)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support import tiny
 from support.automata import AutomatonProcessor, _Place, random_automaton
+from support.cases import paired
 from support.drafters import NAMES, example
 
 import token_recycling as tr
@@ -28,8 +29,7 @@ def state_of(automaton, place=0):
     return State(_Place(automaton, place), 2)
 
 
-@pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "sample"), paired(range(3), [False, True]))
 def test_the_text_is_that_of_generate(seed, sample):
     model, automaton = tiny.llama(seed), random_automaton(seed)
     texts = []

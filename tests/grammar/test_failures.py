@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 
 import numpy as np
 import pytest
@@ -84,16 +85,12 @@ def plain():
     return tiny.llama().generate(PROMPT, **ARGUMENTS, logits_processor=[AutomatonProcessor(AUTOMATON, 64)])
 
 
+METHODS, DRAFTERS = ["first_state", "fill", "after", "forced"], ["recycling", "prompt_lookup"]
+
+
 @pytest.mark.parametrize(
-    ("drafter", "error"),
-    thinned(
-        [("recycling", FAULT), ("recycling", PANIC), ("prompt_lookup", PANIC), ("prompt_lookup", FAULT)],
-        every=2,
-        ids=lambda case: f"{case[0]} {type(case[1]).__name__}",
-    ),
+    ("method", "after", "drafter", "error"), thinned(product(METHODS, [0, 3], DRAFTERS, [FAULT, PANIC]), every=5)
 )
-@pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("method", ["first_state", "fill", "after", "forced"])
 def test_a_library_that_fails_loses_drafts_alone(model, plain, drafter, method, after, error, caplog):
     texts = []
     with caplog.at_level(logging.WARNING, "token_recycling"):
