@@ -39,7 +39,7 @@ from transformers.models.hubert.modeling_hubert import HubertPositionalConvEmbed
 import token_recycling as tr
 from token_recycling.model.foreign import trial
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
 IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)
 BATCH = torch.cat([IDS, tiny.prompt(2, 9)])
 VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
@@ -213,7 +213,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
-    "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "print, a builtin"),
+    "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "uses print"),
     "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), "a list"),
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
