@@ -162,7 +162,8 @@ class Output:
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
-            self._reader.push(token, token.token not in self._hidden, delta)
+            cut = token.token in self._eos and self._reader.reasoning  # nothing but its end delimits reasoning
+            self._reader.push(token, token.token not in self._hidden and not cut, delta)
         delta.pieces = merged(delta.pieces)
         return delta
 
@@ -260,7 +261,7 @@ def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
 class PlainReader:
     """Reads an output that is all text."""
 
-    calls, cut, reasoning_tokens = 0, False, 0
+    calls, cut, reasoning, reasoning_tokens = 0, False, False, 0
     """It has no calls and no reasoning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
@@ -380,6 +381,8 @@ class ParsedReader:
         """Number of calls so far."""
         self.cut = False
         """Whether the output ended within its last call."""
+        self.reasoning = False
+        """Whether the output is in the midst of reasoning."""
         self.reasoning_tokens = 0
         """Number of tokens of reasoning, with its delimiters."""
         self._unread = 0
@@ -431,6 +434,7 @@ class ParsedReader:
             kind, name = event["type"], event.get("field")
             self.reasoning_tokens += self._unread if name in REASONING else 0
             self._unread = 0
+            self.reasoning = name in REASONING and kind != "region_close"
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -23,6 +23,7 @@ READ = [
     (SAID, "Let me see.", None, [CALL], "tool_calls"),
     (SAID * 2, "Let me see.Let me see.", None, [CALL, CALL], "tool_calls"),
     (f"{THOUGHT}done", "done", "well", [], "stop"),
+    *((f"<think>{thought or ''}", "", thought, [], "stop") for thought in ("well", None)),  # ends without its mark
     (f"{THOUGHT}{SAID}", "Let me see.", "well", [CALL], "tool_calls"),
     (f"{SAID}{OPEN}{{", "Let me see.", None, [CALL], "tool_calls"),
     (f"{SAID[11:]}\n", None, None, [CALL], "tool_calls"),  # vllm-project/vllm#28331
