@@ -720,3 +720,25 @@ def test_ids_of_earlier_tokens_are_the_codes_own(name):
     model = tr.accelerate(llama())
     assert all(map(torch.equal, call(model, IDS.clone()), wanted))
     assert model.acceleration.fallback is None
+
+
+class Automaton:
+    """A processor and streamer with attributes whose names mean something else to this package."""
+
+    reading_prompt = True
+
+    def first_state(self) -> int:
+        return 0
+
+    def __call__(self, ids, scores):
+        return scores.roll(1, 1)
+
+    def put(self, tokens):
+        self.reading_prompt = False
+
+    def end(self):
+        """Nothing."""
+
+
+def test_attributes_of_other_meanings():
+    compare(lambda model: model.generate(IDS, logits_processor=[Automaton()], streamer=Automaton(), **GREEDY), None)

@@ -355,7 +355,8 @@ def prefix_parts(processor: PrefixConstrainedLogitsProcessor) -> tuple[Any, int]
 def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> State | None:
     """Return what a recognised processor allows at the beginning."""
     if isinstance(processor, Matching):
-        return processor.first_state()
+        state = processor.first_state()
+        return state if isinstance(state, State) else None  # a method of this name may mean something else
     library, beginning = _LIBRARIES.get(_name(processor)), None
     if library is not None and library.unused(processor):
         beginning = library.matcher(processor)

@@ -91,7 +91,8 @@ class GenerateCall:
         self._cache_is_callers = getattr(self.cache, CALLERS, False)
         self.cache_is_seen = bool(config.return_dict_in_generate or self._cache_is_callers)
         """Whether the caller has the cache, or will get it."""
-        self.reading: Reading | None = getattr(streamer, "reading_prompt", None)
+        reading = getattr(streamer, "reading_prompt", None)
+        self.reading: Reading | None = reading if callable(reading) else None
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
