@@ -203,6 +203,8 @@ def _difference(target: Target, foreign: Sequence[Foreign], searched: Sequence[R
         logits = tree_logits(target, texts, parents, tokens)
         if logits.shape[1] != len(parents):
             return f"of {len(parents)} tokens the model returns the logits of {logits.shape[1]}"
+        if logits.shape[2] > target.vocab_size:
+            return f"the model returns {logits.shape[2]} logits of {target.vocab_size} tokens"
         for node, expected in wanted.items():
             if size := off(logits[:, node], expected):
                 return what.format(size) + f"{turn}between a tree and single tokens"
