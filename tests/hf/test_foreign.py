@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import operator
@@ -948,6 +949,52 @@ OF_TORCH: dict[str, tuple[Bring, str | None]] = {
 @singly_and_in_batches(OF_TORCH)
 def test_modules_of_torch(bring, reason, ids):
     compare(bring, reason, ids)
+
+
+class Pooling(torch.nn.Module):
+    """A module that adds of all rows what its weight lets through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Parameter(torch.zeros(32))
+
+    def forward(self, states):
+        return states + self.gate * states.mean(1, keepdim=True)
+
+
+def with_pooling(layer):
+    layer.mlp = torch.nn.Sequential(layer.mlp, Pooling())
+
+
+def with_a_gate(layer):
+    layer.register_parameter("gate", torch.nn.Parameter(torch.zeros(32)))
+    layer.register_forward_hook(lambda module, i, output: output + module.gate * output.mean(1, keepdim=True))
+
+
+def with_a_branch(layer):
+    layer.register_forward_hook(lambda module, i, o: o + o.mean(1, keepdim=True) if module.training else o)
+
+
+def opened(model):
+    with torch.no_grad():
+        (gate,) = (weight for name, weight in model.named_parameters() if name.endswith("gate"))
+        gate.copy_(VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("bring", "change"), [(with_pooling, opened), (with_a_gate, opened), (with_a_branch, LlamaForCausalLM.train)]
+)
+def test_what_code_does_may_be_hidden_at_first(bring, change):
+    """By a weight that is trained later, from zero, or in evaluation mode."""
+    plain = llama()
+    bring(plain.model.layers[0])
+    model = tr.accelerate(copy.deepcopy(plain))
+    for changed in (False, True):
+        for one in (plain, model) if changed else ():
+            change(one)
+        for _ in range(2):
+            assert torch.equal(model.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+        assert (model.acceleration.fallback is None) == (not changed)
 
 
 def test_modules_of_torch_that_change_between_calls():

@@ -11,6 +11,7 @@ list, which would hold the passes of drafts. Adapters of peft are known to keep 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -76,10 +77,11 @@ _NAMES_OF_CLASSES = frozenset(
         *("past_key_values", "get_seq_length", "get_mask_sizes", "attention_mask", "cache_position"),
         *("prepare_inputs_for_generation", "get_input_embeddings", "get_output_embeddings", "get_decoder"),
         *("gradient_checkpointing", "get_text_config", "to_tuple", "use_return_dict"),
+        *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "is_inference"),
     }
 )
-"""Harmless names of a class of modules or outputs, which hands them on. A hook could follow by them how long a sequence
-is, which no trial varies.
+"""Harmless names of a class of modules or outputs, which hands them on. A hook could decide by them on how long a
+sequence is, or on what changes between calls, which no trial varies.
 """
 _NOT_IN_A_PASS = (
     *("__", "set_", "get_", "_get_", "_init", "_set_", "from_", "_from_", "save_", "_load", "resize_", "generate"),
@@ -98,7 +100,8 @@ _FEW = 16
 _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
-Numbers = dict[Any, float | None]
+Numbers = dict[Any, tuple[int, float | None]]
+"""By weight, how often it was written to when it was looked at, and the number that it was full of, or None."""
 
 
 @functools.cache
@@ -182,8 +185,8 @@ class Reachable:
         unknown = {name for name in names - self._resolved if not _is_harmless(name)}
         if self.is_class:
             unknown -= _NAMES_OF_CLASSES
-        elif by_length := (self._names | self._strings) & _NAMES_OF_CLASSES:
-            return f"it reads {min(by_length)}, by which it may follow the length of a sequence"
+        elif unvaried := (self._names | self._strings) & _NAMES_OF_CLASSES:
+            return f"it reads {min(unvaried)}, which no trial varies"
         for module in self._modules if unknown else ():
             unknown.difference_update(_names_of(module))
         if unknown:
@@ -408,23 +411,27 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
 
 def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
-    of adapters the attributes of their modules and which weights are full of one number, such as 0, of modules of torch
-    attributes and weights. `numbers`: what was looked up of weights before.
+    of adapters the attributes of their modules, of modules of torch attributes and weights; of other modules that have
+    foreign code, which weights are full of one number, such as 0. `numbers`: what was looked up of weights before.
     """
     values: list[Any] = []
     objects: list[Any] = []
+    filled: dict[int, torch.Tensor] = {}
     for piece in foreign:
         values.append(piece.description)
-        if piece.holder is not None and (piece.is_adapter or piece.is_of_torch):
+        if not isinstance(piece.holder, torch.nn.Module):
+            continue
+        if piece.is_adapter or piece.is_of_torch:
             attributes = {
                 name: value for name, value in [*vars(piece.holder).items()] if name not in ATTRIBUTES_OF_TORCH
             }
-            describe([piece.holder.training, attributes], values, objects)
-            weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
-            if piece.is_adapter:
-                values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]
-            else:
-                values += map(_content, weights)
+            describe(attributes, values, objects)
+        weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
+        if piece.is_of_torch:
+            values += map(_content, weights)
+        else:
+            filled |= {id(weight): weight for weight in weights}
+    values += [(weight.shape, _only_number(weight, numbers)) for weight in filled.values()]
     for reach in searched:
         values += [function.__code__ for function in reach.functions]
         for name, value in reach.values:
@@ -446,10 +453,17 @@ def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:
     """Return the number that a weight is full of, or None; looked up again where it is small or was written to."""
-    form = id(tensor), address_of(tensor), times_written(tensor)
-    if form not in numbers or tensor.numel() <= _SMALL:
-        numbers[form] = None
-        if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:
-            least, most = tensor.detach().aminmax()
-            numbers[form] = float(least) if bool(least == most) else None
-    return numbers[form]
+    place, written = (id(tensor), address_of(tensor)), times_written(tensor)
+    if place not in numbers or numbers[place][0] != written or tensor.numel() <= _SMALL:
+        numbers[place] = written, None
+        with contextlib.suppress(Exception):  # tensors of other libraries, and of odd types, can fail in any way
+            numbers[place] = written, _number_within(tensor.detach())
+    return numbers[place][1]
+
+
+def _number_within(tensor: torch.Tensor) -> float | None:
+    """The same, of a tensor that is looked at: first at both ends, which tell most weights from such ones."""
+    if not tensor.numel() or tensor.is_meta or bool(tensor[(0,) * tensor.ndim] != tensor[(-1,) * tensor.ndim]):
+        return None
+    least, most = tensor.aminmax()
+    return float(least) if bool(least == most) else None

@@ -33,7 +33,7 @@ from ..._util.device import lasting
 from ...trees.draft import Draft, branch, star
 from ...trees.templates import parse_paths
 from ..compat import LOOP, plain_loop
-from ..parts import own_class, registered_attention
+from ..parts import own_class, parts_of, registered_attention
 from ..runner import first_pass
 from ..self_test import leaf_paths, random_tokens, tree_logits
 from ..target import Target
@@ -110,7 +110,8 @@ def _tried(
     kept = target.kept
     numbers: Numbers = kept.get("numbers of tensors", dict, of="form")
     results: dict[Hashable, T] = kept.get("trials", dict, of="form")
-    form = what, target.dtype, form_of(foreign, searched, numbers)
+    training = tuple(part.training for part in parts_of(target.model))
+    form = what, target.dtype, training, form_of(foreign, searched, numbers)
     if form not in results:
         with kept.lock:  # one thread tries it while others of the model wait
             if form not in results:
