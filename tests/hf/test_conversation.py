@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from support import tiny
 from support.noting import noted
 from support.speaking import chatty, speaking_llama
@@ -57,6 +58,31 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
     assert cached[1] > 10
     assert sorted(cached) == cached
     assert chat.acceleration.fallback is None
+
+
+def larger(module, inputs, output):
+    return 1.5 * output
+
+
+CHANGES: dict[str, Any] = {
+    "weights": lambda model: model.model.layers[0].self_attn.k_proj.weight.mul_(0.5),
+    "a buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.5),
+    "an attribute": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
+    "a hook": lambda model: model.model.layers[0].register_forward_hook(larger),
+    "another type": lambda model: model.double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_changes_between_turns_reads_them_again(chat, change):
+    chat.say(SAID[0])
+    with torch.no_grad():
+        change(chat.model)
+    for turn, said in enumerate(SAID[1:3]):
+        wanted = cold(chat, [*chat.messages, {"role": "user", "content": said}])
+        chat.say(said)
+        assert chat.last.tokens == wanted
+        assert (chat.last.cached > 0) == (turn > 0)
 
 
 def test_reset_begins_anew_and_what_was_learned_stays():

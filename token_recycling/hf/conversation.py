@@ -1,13 +1,15 @@
 """A conversation with a model through its chat template, with a prefix cache over its turns.
 
 A chat template renders the whole conversation for every turn. Leading tokens whose keys and values are cached from
-earlier turns (`model.prefixes`) are not prefilled again. A turn costs the new tokens: the question, and the part of the
-last answer that the template renders differently. The prompt is always the template's, so the output equals that of a
-cold cache; in 16 bits near-ties may resolve differently, as between any two ways to prefill.
+earlier turns (`model.prefixes`) are not prefilled again, unless the model has changed since. A turn costs the new
+tokens: the question, and the part of the last answer that the template renders differently. The prompt is always the
+template's, so the output equals that of a cold cache; in 16 bits near-ties may resolve differently, as between any two
+ways to prefill.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,9 @@ from ..drafters._base import Drafter
 from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
+from ..model.graphs.state import state_of
+from ..model.info import UnsupportedModelError
+from ..model.parts import times_written
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
@@ -77,12 +82,24 @@ class Conversation:
         self._target = self.acceleration.examine(model)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._read_by = self._state()
+        """The model as it was when it read the turns before."""
         self.reset()
 
     def reset(self) -> None:
         """Start a new conversation, with the system message alone."""
         self.messages: list[dict[str, str]] = [*self._system]
         self.last: Turn | None = None
+        self._forget_prefixes()
+
+    def _state(self) -> list[Any]:
+        """Return something that a later one equals while the model computes the same keys and values of a text."""
+        written = [times_written(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())]
+        return [written, *state_of(self.model, self._target.info.attention, keep=True)]
+
+    def _forget_prefixes(self) -> None:
+        with contextlib.suppress(UnsupportedModelError):  # a call is left to `generate` then
+            self._target = self.acceleration.examine(self.model)
         self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
@@ -91,6 +108,8 @@ class Conversation:
         which is raised again; after any other error the conversation is unchanged. Raises ValueError where the context
         is full, and for a template that does not take the conversation.
         """
+        if self._read_by != self._state():
+            self._forget_prefixes()
         question = {"role": "user", "content": text}
         ids = self._encoded([*self.messages, question])
         call_arguments = self._call_arguments(ids, arguments)
@@ -108,6 +127,8 @@ class Conversation:
             if recorder.tokens:
                 self._keep(question, call_arguments, recorder.tokens)
             raise
+        finally:
+            self._read_by = self._state()
         return self._keep(question, call_arguments, recorder.tokens)
 
     def _keep(self, question: dict[str, str], call_arguments: dict[str, Any], tokens: list[int]) -> str:
