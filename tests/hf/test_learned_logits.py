@@ -6,14 +6,13 @@ References: the outputs of plain `generate`, and a forward pass of the model ove
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import pytest
 import torch
 from support import tiny
 from support.architectures import VOCABULARY, model_of
 from support.batches import padded
-from support.cases import paired, thinned
+from support.cases import paired
 from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
@@ -114,7 +113,7 @@ def assert_the_models(model, seen):
             assert torch.equal(step.draft.sampled_from[node], source)
 
 
-@pytest.mark.parametrize(("name", "sample"), thinned(product(ARGUMENTS, [True, False])))
+@pytest.mark.parametrize(("name", "sample"), paired(ARGUMENTS, [True, False]))
 def test_scores_and_logits_of_one_sequence(model, name, sample):
     ids = tiny.prompt(1, 9)
     wanted, _ = tiny.seeded(model.generate, ids, **arguments_of(name, sample), **SHOWN)
@@ -130,7 +129,7 @@ def test_scores_and_logits_of_one_sequence(model, name, sample):
     assert_the_models(model, watched.seen)
 
 
-@pytest.mark.parametrize(("name", "sample"), thinned(product(BATCHED, [False, True])))
+@pytest.mark.parametrize(("name", "sample"), paired(BATCHED, [False, True]))
 def test_scores_and_logits_of_a_batch(model, name, sample):
     """Rows of unequal lengths: each has those of a call of its own, and no other's."""
     prompts = [tiny.prompt(seed, length)[0] for seed, length in enumerate(LENGTHS)]
