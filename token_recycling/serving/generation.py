@@ -13,7 +13,7 @@ some 20 microseconds a token, and nothing is kept.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from transformers import (
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from ..model.compat import CACHE
-from .output import LEAST, Output, ScoredToken, raw_text
+from .output import LEAST, Output, ScoredToken, StopTrimmer, raw_text
 
 _CHUNK = 128
 """Tokens of a prompt in one pass: the logits of all of them may need more memory than the model."""
@@ -78,7 +78,7 @@ class Generation:
             "tokenizer": tokenizer,
         }
         if config.stop_strings:
-            stops = StopsAtStrings(tokenizer, self.new_output(), ids.shape[-1])
+            stops = StopsAtStrings(tokenizer, config.stop_strings, self.new_output(), ids.shape[-1])
             config.stop_strings = None
             arguments["stopping_criteria"] = StoppingCriteriaList([stops])
         return arguments
@@ -122,18 +122,22 @@ class AdditivePenalties(LogitsProcessor):
 
 
 class StopsAtStrings(StoppingCriteria):
-    """Ends one text, after its prompt of `prompt_tokens`, with the token that completes a stop string in an output,
-    which is read here for that alone. Special tokens count as they are written: a stop string may be one.
+    """Ends one text, after its prompt of `prompt_tokens`, with the token that completes a stop string. Special tokens
+    count as they are written: a stop string may be one. `output` reads the text here to tell its parts.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, output: Output, prompt_tokens: int) -> None:
-        self._text, self._output = raw_text(tokenizer), output
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], output: Output, prompt_tokens: int
+    ) -> None:
+        self._text, self._trimmer, self._output = raw_text(tokenizer), StopTrimmer(stop), output
         self._read = prompt_tokens
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        stopped = self._output.completes_stop(self._text.push(input_ids[0, self._read :].tolist()))
+        text = self._text.push(input_ids[0, self._read :].tolist())
         self._read = input_ids.shape[1]
-        return torch.tensor([stopped], device=input_ids.device)
+        if not self._output.passes_over(text):
+            self._trimmer.push(text)
+        return torch.tensor([self._trimmer.stopped], device=input_ids.device)
 
 
 class LogprobRecorder(LogitsProcessor):

@@ -162,20 +162,18 @@ class Output:
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
-            cut = token.token in self._eos and self._reader.reasoning  # nothing but its end delimits reasoning
-            self._reader.push(token, token.token not in self._hidden and not cut, delta)
+            self._reader.push(token, token.token not in self._hidden, delta)
         delta.pieces = merged(delta.pieces)
         return delta
 
-    def completes_stop(self, text: str) -> bool:
-        """Add a text as it is written, with special tokens; return whether a stop string has come. Beside reasoning and
-        calls those of the content count alone: reasoning repeats words of the prompt, and a call would be cut.
+    def passes_over(self, text: str) -> bool:
+        """Add a text as it is written, with special tokens; return whether it is in the midst of reasoning or a call.
+        No stop string counts there: reasoning repeats words of the prompt, and a call would be cut.
         """
+        before = self._reader.inside
         if isinstance(self._reader, ParsedReader):
             self._reader.feed(text)
-        else:
-            self._trimmer.push(text)
-        return self._trimmer.stopped
+        return before and self._reader.inside
 
     def end(self) -> Delta:
         """Return what was held back, and why the output ended."""
@@ -261,7 +259,7 @@ def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
 class PlainReader:
     """Reads an output that is all text."""
 
-    calls, cut, reasoning, reasoning_tokens = 0, False, False, 0
+    calls, cut, inside, reasoning_tokens = 0, False, False, 0
     """It has no calls and no reasoning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
@@ -365,7 +363,8 @@ class ParsedReader:
     """Reads an output of which a parser tells content, reasoning and calls apart."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer, new_parser: Callable[[], Any]) -> None:
-        self._tokenizer, self._trimmer, self._text = tokenizer, trimmer, raw_text(tokenizer)
+        self._trimmer, self._text = trimmer, raw_text(tokenizer)
+        self._special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or r"(?!)")
         self._new_parser, self._parser = new_parser, new_parser()
         self._reader = CallReader()
         self._call: list[str] = []
@@ -381,8 +380,8 @@ class ParsedReader:
         """Number of calls so far."""
         self.cut = False
         """Whether the output ended within its last call."""
-        self.reasoning = False
-        """Whether the output is in the midst of reasoning."""
+        self.inside = False
+        """Whether the output is in the midst of reasoning or of a call."""
         self.reasoning_tokens = 0
         """Number of tokens of reasoning, with its delimiters."""
         self._unread = 0
@@ -434,7 +433,7 @@ class ParsedReader:
             kind, name = event["type"], event.get("field")
             self.reasoning_tokens += self._unread if name in REASONING else 0
             self._unread = 0
-            self.reasoning = name in REASONING and kind != "region_close"
+            self.inside = kind != "region_close" and name != "content"
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":
@@ -452,11 +451,11 @@ class ParsedReader:
         return Piece("text", self._trimmer.push(text))
 
     def _generated(self, name: str, text: str) -> str:
-        """Return the part of a text that is not the prompt's."""
+        """Return the part of a text that is not the prompt's, without special tokens that delimit nothing."""
         skipped = min(self._prompted.get(name, 0), len(text))
         if skipped:
             self._prompted[name] -= skipped
-        return text[skipped:]
+        return self._special.sub("", text[skipped:])
 
     def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
         """Add a part of a call; return what can be passed on of it."""
@@ -497,6 +496,4 @@ class ParsedReader:
         """
         if self._last and self.calls:
             return []
-        for special in self._tokenizer.all_special_tokens:
-            text = text.replace(special, "")
-        return [self._shown(text)]
+        return [self._shown(self._special.sub("", text))]

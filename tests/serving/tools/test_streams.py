@@ -96,7 +96,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "a well"}}</tool_call>'
 def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, said, text, reason):
     """As in vllm-project/vllm#52393: reasoning repeats words of the prompt."""
     says(said)
-    choice = chat(server, tools=TOOLS, stop=["well"], max_tokens=250).choices[0]
+    choice = chat(server, tools=TOOLS, stop=["well", "<end>"], max_tokens=250).choices[0]
     assert (choice.message.content, choice.finish_reason) == (text, reason)
     assert len(choice.message.tool_calls or ()) == said.count("</tool_call>")
     assert (choice.message.model_extra.get("reasoning_content") == "well") == (THOUGHT in said)

@@ -2,16 +2,18 @@
 
 import json
 import types
+from functools import partial
 
 import pytest
 import torch
 from support import tiny
 from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
+from transformers import GenerationConfig
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.api.responses import ResponsesRequest
-from token_recycling.serving.output import Delta, ParsedReader, StopTrimmer
+from token_recycling.serving.output import Delta, Output, ParsedReader, ScoredToken, StopTrimmer, whole
 from token_recycling.serving.prompt import render_prompt, response_parser
 
 THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
@@ -42,6 +44,16 @@ def test_calls_and_thoughts_are_told_as_such(server, says, said, text, thought, 
     made = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
     assert (made, choice.finish_reason) == (calls, reason)
     assert (choice.message.content, choice.message.model_extra.get("reasoning_content")) == (text, thought)
+
+
+def test_special_tokens_that_delimit_nothing_are_not_shown(tokenizer):
+    template, tokenizer = tokenizer.response_template, tiny.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
+    parser = partial(tokenizer.get_response_parser, template, prefix="")
+    output = Output(tokenizer, GenerationConfig(), parser)
+    written = tokenizer("<think>we<mark>ll</think>do<mark>ne<mark>")["input_ids"]
+    shown = whole([output.push([ScoredToken(token)]) for token in written] + [output.end()])
+    assert (shown.of("reasoning"), shown.of("text")) == ("well", "done")
 
 
 def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
