@@ -121,7 +121,7 @@ def of_three_tokens(sampler, calls):
     return p_value(*tables)
 
 
-def of_long_texts(sampler, calls, new=40):
+def of_long_texts(sampler, calls, new=28):
     """The p-value of pairs of consecutive places in a square of 9 cells; likely tokens have the low places."""
     beginnings, drawn = [], []
     for _ in range(calls):

@@ -18,7 +18,7 @@ from token_recycling.model.graphs import support
 
 SIZE, HEADS = 20, 2
 """Of keys and values: no other tensor has these last dimensions."""
-PROMPT, NEW, WINDOW = 1600, 64, 1024
+PROMPT, NEW, WINDOW = 1600, 24, 1024
 PREFIXES = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
 
 

@@ -21,7 +21,7 @@ from transformers.generation import ConfidenceCriteria, stopping_criteria
 import token_recycling as tr
 
 NEW = 32
-PLACES = range(0, NEW, 3)
+PLACES = range(0, NEW, 4)
 """Where texts end."""
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
 LOGITS = {"return_dict_in_generate": True, "output_logits": True}

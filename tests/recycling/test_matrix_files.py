@@ -148,7 +148,7 @@ class Files(RuleBasedStateMachine):
         assert self.matrix.history.tokens.tolist() == self.history
 
 
-Files.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+Files.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 TestFiles = Files.TestCase
 
 
