@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.drafters import example
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -208,3 +209,13 @@ def test_a_part_that_is_compiled_holds_functions_of_torch():
     accelerated.model.norm = torch.compile(accelerated.model.norm, backend="eager")
     assert outcome(accelerated) == outcome(plain)
     assert accelerated.acceleration.fallback is None
+
+
+def test_a_drafter_that_reads_states_of_a_layer_that_was_removed(tmp_path):
+    plain, model = tiny.llama(), tiny.llama()
+    tr.accelerate(model, example("dflash", model, tmp_path))
+    for one in (plain, model):
+        del one.model.layers[1]
+        one.config.num_hidden_layers = 1
+    assert outcome(model) == outcome(plain)
+    assert "hidden states 0 to 1" in model.acceleration.fallback

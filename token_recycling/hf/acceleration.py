@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,9 +87,22 @@ class Acceleration:
         """
         target, original = self.target, model if self.original is None else self.original
         if target is None or target.model is not original or not target.is_current():
-            self.target = target = ready(original)
+            target = ready(original)
+            if states := self.drafter.traits.states_read(target):
+                self._check_states(target, states)
+            self.target = target
             self._passes = self.backend if self.backend.captures(target) else EAGER
         return target
+
+    def _check_states(self, target: Target, states: Sequence[int]) -> None:
+        """Raise UnsupportedModelError unless the hidden states that the drafter reads can be read."""
+        from ..model.hidden import NoHiddenStatesError, layer_states
+
+        try:
+            with layer_states(target.eager, states):
+                return
+        except NoHiddenStatesError as error:
+            raise UnsupportedModelError(f"{self.drafter.describe()} cannot draft: {error}") from None
 
     def say(self, reason: str, error: BaseException | None = None) -> None:
         """Warn that a call is left to transformers, once for every reason; with the traceback of an `error`, if any."""
