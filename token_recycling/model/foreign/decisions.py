@@ -36,7 +36,7 @@ _TAKING = frozenset(
         *("__format__", "__repr__"),
     }
 )
-"""Operations that give a number to Python, or one in words."""
+"""Operations that give a number to Python, or one as text."""
 _COUNTING = frozenset(
     {
         *("__int__", "__index__", "item", "tolist", "numpy", "__array__", "nonzero", "argwhere", "masked_select"),
