@@ -51,9 +51,9 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "properties": ("propertyNames",),
     "maxProperties": ("propertyNames",),
 }
-"""For keywords by which others are expressed, those."""
-_COMPOSED = (*IN_PLACE, "contains", "minProperties", "maxProperties", "format", "multipleOf")
-"""Those that are expressed by compositions."""
+"""For keywords by which certain others are expressed, those."""
+_EXPRESSED_BY_ANY = (*IN_PLACE, "contains", "minProperties", "maxProperties", "format", "multipleOf")
+"""Keywords that may be expressed by any other."""
 
 
 class Part(NamedTuple):
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
     def pointer(self, keyword: str) -> str:
         """Return the place of a keyword of the schema, or of that which it expresses."""
-        names = (keyword, *_EXPRESSED.get(keyword, _COMPOSED))
+        names = (keyword, *_EXPRESSED.get(keyword, _EXPRESSED_BY_ANY))
         return f"{self.place}/{escaped(next((name for name in names if name in self.original), keyword))}"
 
     def no_value(self, keywords: Sequence[str], why: str) -> ValueError:
