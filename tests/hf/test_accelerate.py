@@ -158,7 +158,7 @@ def test_what_a_stream_refuses(model, arguments, error, value):
 def test_a_stream_refuses_a_cache_of_two_sequences(model):
     cache = DynamicCache()
     model(IDS[:, :-1].expand(2, -1), past_key_values=cache)
-    with pytest.raises(ValueError, match="one sequence, got 2"):
+    with pytest.raises(ValueError, match="1, got 2"):
         tr.stream(model, IDS, past_key_values=cache)
 
 

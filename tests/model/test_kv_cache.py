@@ -103,6 +103,15 @@ def test_a_cache_longer_than_the_text_is_refused(model):
             tr.stream(model, tiny.prompt(0, length), past_key_values=cache)
 
 
+def test_a_cache_of_another_type_is_refused(model):
+    """As of a model that was converted since."""
+    cache = rebuilt(model, tiny.prompt(0, 5))
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
+    with pytest.raises(ValueError, match="bfloat16"):
+        tr.stream(model, tiny.prompt(0, 9), past_key_values=cache)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
 def test_texts_are_put_beside_others_and_taken_out(moves, seed):

@@ -13,8 +13,9 @@ from support.strategies import trees
 from transformers.cache_utils import Cache, DynamicCache
 
 import token_recycling as tr
+from token_recycling.hf import handover
 from token_recycling.model.compat import LinearAttentionLayer
-from token_recycling.model.kv_cache import TreeCache, slots
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.recurrence import CurrentNode, Mixer, TokenCount
 from token_recycling.model.runner import read_prompts
 from token_recycling.model.target import Target
@@ -179,4 +180,4 @@ def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
     assert cache.length == len(TEXT)
     cache.states.stop_counting(cache.cache)
     assert not any(isinstance(layer, TokenCount) for layer in cache.cache.layers)
-    assert slots(cache.cache) == 0
+    assert handover.why_not(cache.cache, target, 1, len(TEXT) + 1, 99) is not None, "it does not say how many it holds"

@@ -45,7 +45,7 @@ from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument
 from ..model.foreign import code_beside, mixes_sequences, why_not_plain
 from ..model.foreign import why_not as why_not_code
-from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
+from ..model.kv_cache import TreeCache, layout_of
 from ..model.origin import is_own, name_of
 from ..model.parts import replaced_in
 from ..model.prefill import Reading
@@ -145,8 +145,6 @@ class GenerateCall:
             return "the prompt is empty or embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
             return "the call uses no cache; pass use_cache=True"
-        if not hasattr(self.cache, "layers"):  # one of several caches, for an encoder and a decoder
-            return f"{type(self.cache).__name__} is unsupported; use a DynamicCache"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
             return "output_attentions and output_hidden_states are unsupported"
         others = self._other_inputs(model)
@@ -184,22 +182,10 @@ class GenerateCall:
 
     def _why_not_cache(self) -> str | None:
         """Return why a call with this cache cannot be accelerated, or None."""
-        cached, (batch, length), info = slots(self.cache), self.input_ids.shape, self.target.info
-        if cached >= length:
-            return f"the cache must hold fewer than the {length} tokens given, got {cached}; pass all tokens so far"
-        if rows(self.cache) not in (None, batch):
-            return f"the cache must hold the {batch} sequences given, got {rows(self.cache)}"
-        if cached and (converted := dtypes(self.cache) - {self.target.dtype}):
-            return f"the cache must hold keys of {self.target.dtype}, got {', '.join(map(str, converted))}"
-        if info.recurrent and type(self.cache) is StaticCache:
-            return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
-        if info.recurrent and cached and batch > 1:
-            return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
-        from .handover import why_not_handover
+        from . import handover
 
-        return info.why_not_read_on(cached, length) or why_not_handover(
-            self.cache, (self.config.max_length or 0) - 1, info
-        )
+        batch, length = self.input_ids.shape
+        return handover.why_not(self.cache, self.target, batch, length, (self.config.max_length or 0) - 1)
 
     def _why_not_lists(self) -> str | None:
         """Return why processors or criteria are applied in another way than transformers does, or None."""

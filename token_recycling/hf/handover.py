@@ -16,57 +16,161 @@ withdrawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache, StoppingCriteriaList
-from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from ..loop.request import Request, TokenSequence
 from ..model.architectures import Border
-from ..model.compat import DummyLayer, StaticIndexedLayer
+from ..model.compat import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    LinearAttentionCacheLayerMixin,
+    OwnLayer,
+    StaticIndexedLayer,
+)
 from ..model.info import ModelInfo
-from ..model.kv_cache import TreeCache, why_not_cache, window_of
+from ..model.kv_cache import (
+    TreeCache,
+    attends_to_blocks,
+    can_be_taken,
+    window_of,
+)
 from ..model.prefill import extend
+from ..model.target import Target
+from ..model.tree_layer import OffloadedTreeLayer, TreeLayer
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
 
-def why_not_handover(cache: Cache, slots: int, info: ModelInfo) -> str | None:
-    """Return why a call of a model that may fill `slots` of this cache cannot be accelerated, or None."""
+def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) -> str | None:
+    """Return why a call of a model with this cache cannot be accelerated, or None. The call reads `batch` sequences of
+    `length` tokens, padding included, of which the cache holds the first ones, and may fill `most` slots of it.
+    """
+    if not hasattr(cache, "layers"):  # one of several caches, for an encoder and a decoder
+        return f"{type(cache).__name__} is unsupported; use a DynamicCache"
+    info, keys = target.info, [keys for keys in map(_keys_of, cache.layers) if keys is not None]
+    cached = int(cache.get_seq_length()) if _counts_tokens(cache) else 0
+    if cached >= length:
+        return f"the cache must hold fewer than the {length} tokens given, got {cached}; pass all tokens so far"
+    if keys and len(keys[0]) != batch:
+        return f"the cache must hold as many sequences as are given, {batch}, got {len(keys[0])}"
+    # Keys of another type change it as they are added.
+    if cached and (converted := {states.dtype for states in keys} - {target.dtype}):
+        return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
+    if info.recurrent and type(cache) is StaticCache:
+        return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
+    if info.recurrent and cached and batch > 1:
+        return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
+    if reason := info.why_not_read_on(cached, length):
+        return reason
     if isinstance(cache, QuantizedCache):
         return "QuantizedCache is unsupported: it cannot roll back rejected tokens"
-    reason = _why_not_static(cache, slots, info.border) if type(cache) is StaticCache else why_not_cache(cache)
-    return reason or _why_not_windows(cache, slots, info)
+    reason = _why_not_static(cache, most, info.border) if type(cache) is StaticCache else _why_not_dynamic(cache)
+    return reason or _why_not_windows(cache, most, info)
 
 
-def _why_not_windows(cache: Cache, slots: int, info: ModelInfo) -> str | None:
+def _counts_tokens(cache: Cache) -> bool:
+    """Whether a cache has layers with slots, or a count of what they would be."""
+    return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
+def _keys_of(layer: Any) -> torch.Tensor | None:
+    """Return the keys of a layer, to be looked at."""
+    if isinstance(layer, TreeLayer):
+        return layer.states()[0] if layer.buffers else None
+    return getattr(layer, "keys", None)
+
+
+def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
     """Return why a cache that drops tokens, as one made for another model, does not hold what this model attends to."""
     for layer, window in zip(cache.layers, info.windows, strict=False):  # layers that share slots have none
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         kept = layer.max_cache_len if sliding else window_of(layer)
-        if 0 < kept < min(slots, window or slots):
+        if 0 < kept < min(most, window or most):
             return f"the cache keeps {kept} tokens, but {info.model} attends to {window or 'all'}; pass one made for it"
     return None
 
 
-def _why_not_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:
+def _why_not_static(cache: StaticCache, most: int, border: Border | None) -> str | None:
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
     if others:
         return f"layers of a static cache are unsupported: {', '.join(others)}"
     indexed = any(type(layer) is StaticIndexedLayer for layer in cache.layers)
-    if indexed and border is not None and slots > border.at:
-        return f"a static cache is supported for up to {border.at} tokens, got {slots + 1}: {border.why}"
+    if indexed and border is not None and most > border.at:
+        return f"a static cache is supported for up to {border.at} tokens, got {most + 1}: {border.why}"
     if cache.offloading and indexed:
         return "an offloaded cache with index keys (sparse attention) is unsupported"
     for layer in cache.layers:
         sliding = isinstance(layer, StaticSlidingWindowLayer)
-        if isinstance(layer, StaticLayer) and not sliding and layer.max_cache_len < slots:
+        if isinstance(layer, StaticLayer) and not sliding and layer.max_cache_len < most:
             return (
-                f"the static cache must have room for {slots} tokens, got {layer.max_cache_len}; make a longer one or "
+                f"the static cache must have room for {most} tokens, got {layer.max_cache_len}; make a longer one or "
                 "ask for fewer tokens"
             )
     return None
+
+
+def _why_not_dynamic(cache: Cache) -> str | None:
+    """Return why accepted slots cannot be kept in the layers of a cache, or None."""
+    if type(cache) is not DynamicCache:
+        return f"{type(cache).__name__} is unsupported; use a DynamicCache"
+    to_come = cache.layer_class_to_replicate
+    if to_come not in (None, DynamicLayer, TreeLayer, OffloadedTreeLayer):
+        name = getattr(to_come, "__name__", type(to_come).__name__)
+        return f"cache layers {name}, which the cache makes as it is filled, are unsupported"
+    others = {
+        type(layer).__name__
+        for layer in cache.layers
+        if not (isinstance(layer, (TreeLayer, OwnLayer)) or can_be_taken(layer))
+    }
+    if others:
+        return f"cache layers {', '.join(sorted(others))} are unsupported: they cannot roll back rejected tokens"
+    if reason := _why_not_equal([layer for layer in cache.layers if isinstance(layer, DynamicLayer)]):
+        return reason
+    states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    if states and cache.offloading:
+        return "an offloaded cache with recurrent states is unsupported"
+    if any(getattr(layer, "record_past", False) for layer in cache.layers):
+        return "a cache that records earlier states (activate_past_recording) is unsupported"
+    read = any(any(layer.has_previous_state.values()) for layer in states)
+    if read and not _counts_tokens(cache):
+        return (
+            "the cache holds recurrent states of an unknown number of tokens; pass an empty cache or one returned by "
+            "an accelerated call"
+        )
+    if cache.offloading and any(
+        isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
+    ):
+        return "an offloaded cache with index keys (sparse attention) is unsupported"
+    return None
+
+
+def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
+    """Why layers with keys do not hold the same tokens, as of a cache that was compressed, or None if they do."""
+    if len({*map(id, layers)}) < len(layers):
+        return "the cache has one layer in several places; give each its own"
+    if len({layer.get_seq_length() for layer in layers}) > 1 or any(map(_lacks_slots, layers)):
+        return "the layers of the cache hold different numbers of tokens"
+    return None
+
+
+def _lacks_slots(layer: DynamicLayer) -> bool:
+    """Whether a layer of transformers with a window holds other keys than of the last tokens of it."""
+    if not isinstance(layer, DynamicSlidingWindowLayer) or layer.keys is None:
+        return False
+    kept = layer.sliding_window - 1 or layer.cumulative_length
+    return int(layer.keys.shape[-2]) != min(layer.cumulative_length, kept)
 
 
 def take_over(given: Cache, paddings: Sequence[int], config: PretrainedConfig) -> tuple[TreeCache, list[int]]:

@@ -7,7 +7,14 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
@@ -20,9 +27,10 @@ from ..model.backend import Backend, Fast
 from ..model.foreign import code_beside
 from ..model.foreign import why_not as why_not_code
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache, rows, slots, why_not_cache
+from ..model.kv_cache import TreeCache
 from ..model.prefill import checked_prompt
 from ..model.support import ready
+from ..model.target import Target
 from ..trees.draft import Step
 
 
@@ -61,20 +69,16 @@ def stream(
         criteria.append(EosTokenCriteria(eos))
     given = target.new_cache().cache if past_key_values is None else past_key_values
     beside = code_beside([*(logits_processor or []), *(stopping_criteria or [])])
-    reason = (
-        why_not_cache(given)
-        or target.info.why_not_read_on(slots(given), len(prompt))
-        or why_not_code(target, 1, beside, past_key_values)
-    )
+    reason = why_not_code(target, 1, beside, past_key_values)
+    if reason is None and past_key_values is not None:
+        reason = _why_not_cache(past_key_values, target, len(prompt), max_new_tokens)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    if rows(given) not in (None, 1):
-        raise ValueError(f"the cache must hold one sequence, got {rows(given)}; pass the cache of this prompt alone")
     sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
     measured = stats if stats is not None else Stats()
-    request = Request(target, sequence, selector, drafter, measured, slots(given), streamed=True)
     cache = TreeCache(given)
+    request = Request(target, sequence, selector, drafter, measured, cache.length, streamed=True)
 
     def steps() -> Iterator[Step]:
         try:
@@ -86,3 +90,12 @@ def stream(
                 cache.release()
 
     return steps()
+
+
+def _why_not_cache(cache: Cache, target: Target, length: int, max_new_tokens: int) -> str | None:
+    """Return why a prompt of `length` tokens cannot be continued in this cache, or None."""
+    from . import handover
+
+    if isinstance(cache, StaticCache):
+        return "a static cache cannot keep chosen slots; use a DynamicCache"
+    return handover.why_not(cache, target, 1, length, length + max_new_tokens - 1)

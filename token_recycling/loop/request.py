@@ -305,14 +305,9 @@ class Request:
     ) -> None:
         """`cached` tokens of the sequence are in the cache before the prompt is read, from slot 0 on. `streamed`:
         somebody waits for the first token, so that the pass over a long prompt verifies no draft. `reading` is called
-        before each piece of the prompt, and ends the request if it raises. Raises ValueError if the last token is
-        cached too, the root of the first draft.
+        before each piece of the prompt, and ends the request if it raises.
         """
-        if cached >= sequence.length:
-            raise ValueError(
-                f"the cache must hold fewer tokens than the {sequence.length} given, got {cached}; "
-                "pass all tokens so far"
-            )
+        assert cached < sequence.length, "the last token, the root of the first draft, is in no cache"
         self.sequence, self.selector, self.drafter, self.stats = sequence, selector, drafter, stats
         self.cached, self.hints, self.traits = cached, hints, drafter.traits
         self.streamed, self.reading = streamed, reading

@@ -13,7 +13,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.device import lasting, synchronize
 from .compat import (
@@ -23,7 +23,6 @@ from .compat import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
-    OwnLayer,
 )
 from .tree_layer import (
     WINDOW_NODES,
@@ -337,58 +336,6 @@ def attends_to_blocks(layer: object) -> bool:
     return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
 
 
-def why_not_cache(cache: Cache) -> str | None:
-    """Why accepted slots cannot be kept in this cache, or None if they can."""
-    if type(cache) is not DynamicCache:
-        return f"{type(cache).__name__} is unsupported; use a DynamicCache"
-    to_come = cache.layer_class_to_replicate
-    if to_come not in (None, DynamicLayer, TreeLayer, OffloadedTreeLayer):
-        name = getattr(to_come, "__name__", type(to_come).__name__)
-        return f"cache layers {name}, which the cache makes as it is filled, are unsupported"
-    others = {
-        type(layer).__name__
-        for layer in cache.layers
-        if not (isinstance(layer, (TreeLayer, OwnLayer)) or can_be_taken(layer))
-    }
-    if others:
-        return f"cache layers {', '.join(sorted(others))} are unsupported: they cannot roll back rejected tokens"
-    if reason := _why_not_equal([layer for layer in cache.layers if isinstance(layer, DynamicLayer)]):
-        return reason
-    states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-    if states and cache.offloading:
-        return "an offloaded cache with recurrent states is unsupported"
-    if any(getattr(layer, "record_past", False) for layer in cache.layers):
-        return "a cache that records earlier states (activate_past_recording) is unsupported"
-    read = any(any(layer.has_previous_state.values()) for layer in states)
-    if read and not counts_tokens(cache):
-        return (
-            "the cache holds recurrent states of an unknown number of tokens; pass an empty cache or one returned by "
-            "an accelerated call"
-        )
-    if cache.offloading and any(
-        isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
-    ):
-        return "an offloaded cache with index keys (sparse attention) is unsupported"
-    return None
-
-
-def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
-    """Why layers with keys do not hold the same tokens, as of a cache that was compressed, or None if they do."""
-    if len({*map(id, layers)}) < len(layers):
-        return "the cache has one layer in several places; give each its own"
-    if len({layer.get_seq_length() for layer in layers}) > 1 or any(map(_lacks_slots, layers)):
-        return "the layers of the cache hold different numbers of tokens"
-    return None
-
-
-def _lacks_slots(layer: DynamicLayer) -> bool:
-    """Whether a layer of transformers with a window holds other keys than of the last tokens of it."""
-    if not isinstance(layer, DynamicSlidingWindowLayer) or layer.keys is None:
-        return False
-    kept = layer.sliding_window - 1 or layer.cumulative_length
-    return int(layer.keys.shape[-2]) != min(layer.cumulative_length, kept)
-
-
 def window_of(layer: Any) -> int:
     """The number of tokens that a layer of a dynamic cache keeps, or 0 if it keeps all."""
     if isinstance(layer, TreeLayer):
@@ -404,30 +351,3 @@ def layout_of(cache: Cache) -> list[tuple[type, int, bool]]:
         (type(layer), getattr(layer, "sliding_window", 0), getattr(layer, "is_initialized", False))
         for layer in cache.layers
     ]
-
-
-def counts_tokens(cache: Cache) -> bool:
-    """Whether it has layers with slots, or a count of what they would be."""
-    return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
-
-
-def slots(cache: Cache) -> int:
-    """Return how many tokens a cache holds; 0 for one of states alone that were not counted."""
-    return int(cache.get_seq_length()) if counts_tokens(cache) else 0
-
-
-def rows(cache: Cache) -> int | None:
-    """Return how many sequences a cache has keys of, or None if it has no keys yet."""
-    return next((len(keys) for keys in map(_keys_of, cache.layers) if keys is not None), None)
-
-
-def dtypes(cache: Cache) -> set[torch.dtype]:
-    """Return the types of the numbers that a cache holds keys of; keys of another type change it as they are added."""
-    return {keys.dtype for keys in map(_keys_of, cache.layers) if keys is not None}
-
-
-def _keys_of(layer: Any) -> torch.Tensor | None:
-    """Return the keys of a layer, to be looked at."""
-    if isinstance(layer, TreeLayer):
-        return layer.states()[0] if layer.buffers else None
-    return getattr(layer, "keys", None)

@@ -25,7 +25,6 @@ from ..loop.request import NO_HINTS, Hints, Request
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.foreign import mixes_sequences
-from ..model.kv_cache import slots
 from ..model.support import ready
 
 T = TypeVar("T")
@@ -86,7 +85,7 @@ class DecodingThread:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         alone = drafter.traits.begins_anew or call.target is not self.target or mixes_sequences(call.target)
-        if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
+        if len(call.input_ids) > 1 or call.cache_is_seen or not call.cache_is_new or alone:
             return run_call(call, drafter, stats, backend, hints, generator)
         (request,) = requests_of(call, drafter, stats, [0], hints, generator)
         sequence = request.sequence
