@@ -275,7 +275,7 @@ def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(fa
     tr.accelerate(model)
     assert torch.equal(model.generate(ids, past_key_values=kind(config=short, **options), **GREEDY), wanted)
     assert "the cache keeps 5 tokens" in model.acceleration.fallback
-    with pytest.raises(ValueError, match="5 tokens" if kind is DynamicCache else "static"):
+    with pytest.raises(ValueError, match="5 tokens" if kind is DynamicCache else "StaticCache"):
         tr.stream(model, ids, past_key_values=kind(config=short, **options))
     for config in (ours, long):
         model.generate(ids, past_key_values=kind(config=config, **options), **GREEDY)

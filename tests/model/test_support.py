@@ -150,7 +150,7 @@ def test_what_holds_no_model_is_refused(nothing):
 def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_failed_is_not(monkeypatch):
     """Other weights may pass."""
     tried, verdict = [], self_test.verdict
-    monkeypatch.setattr(self_test, "verdict", lambda model, info: (tried.append(model), verdict(model, info))[1])
+    monkeypatch.setattr(self_test, "verdict", lambda target: (tried.append(target.model), verdict(target))[1])
     assert tr.why_not(tiny.llama()) is None
     assert not tried, "a family that is tested needs none"
     failing = [tiny.unknown(tiny.llama()) for _ in range(2)]

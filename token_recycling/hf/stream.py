@@ -97,5 +97,5 @@ def _why_not_cache(cache: Cache, target: Target, length: int, max_new_tokens: in
     from . import handover
 
     if isinstance(cache, StaticCache):
-        return "a static cache cannot keep chosen slots; use a DynamicCache"
+        return "StaticCache is unsupported, which cannot keep chosen slots; use a DynamicCache"
     return handover.why_not(cache, target, 1, length, length + max_new_tokens - 1)

@@ -20,17 +20,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from .._util.versions import installed
 from ..trees.draft import Draft, Tree, branch
 from ..trees.templates import parse_paths
 from .compat import attention_name
-from .facts import file_of, machine, read, shape_of, write
+from .facts import file_of, machine, read, write
 from .info import ModelInfo, depends_on_rows
-from .inspection import input_device
+from .kv_cache import TreeCache
 from .prefill import cross_border, prefill
-from .target import Target
+from .target import PassInputs, Target
 
 logger = logging.getLogger("token_recycling")
 
@@ -52,40 +51,41 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def kept_verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
+def kept_verdict(target: Target) -> Verdict:
     """Return the verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
-    setting = None if info.quantised else _setting(model, info)
+    setting = None if target.info.quantised else _setting(target)
     path = None if setting is None else file_of("self-tests", setting)
     if path is not None and read(path, lambda content: content["setting"], None) == setting:
         return Verdict(None)
-    result = verdict(model, info)
+    result = verdict(target)
     if path is not None and result.reason is None:
         write(path, {"setting": setting, "difference": result.difference})
     return result
 
 
-def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
+def _setting(target: Target) -> dict[str, str] | None:
     """Return what the verdict depends on: sources and settings of all parts; None where a part has no file."""
+    model = target.model
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
     if None in files:
         return None
     return {
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "shape": shape_of(model.config),
-        "attention": f"{attention_name(model.config)} {info.attention}",
-        "dtype": str(model.dtype),
-        "machine": machine(input_device(model) or torch.device("meta")),
+        "shape": target.shape,
+        "attention": f"{attention_name(model.config)} {target.info.attention}",
+        "dtype": str(target.dtype),
+        "machine": machine(target.device),
         "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
         "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
     }
 
 
-def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
-    """Try a model for which `info` names no reason against it; never raises for a model."""
-    length, notes, began = *_tested_length(info), time.perf_counter()
+def verdict(target: Target) -> Verdict:
+    """Try a model; never raises for one."""
+    info, began = target.info, time.perf_counter()
+    length, notes = _tested_length(info)
     try:
-        target = Target(model)
         text = random_tokens(target, length)
         cache = target.new_cache()
         if cache.states is not None:
@@ -204,12 +204,19 @@ def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes:
     """Return logits (batch, n, vocabulary) after the n nodes of a tree whose root is the last token of each prompt
     (batch, length); `nodes` (n - 1,) are the others.
     """
-    cache = target.new_cache()
+    cache, inputs = before_tree(target, texts, parents, nodes)
+    return target.forward(inputs, cache)
+
+
+def before_tree(
+    target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
+) -> tuple[TreeCache, PassInputs]:
+    """Return a cache of the prompts but their last tokens, and the inputs of the pass of `tree_logits` behind it."""
+    cache, length = target.new_cache(), texts.shape[1] - 1
     prefill(target, list(texts), cache)
     cross_border(target, list(texts), cache)
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
-    length = texts.shape[1] - 1
-    return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
+    return cache, target.inputs.of(drafts, [length] * len(texts), length)
 
 
 def random_tokens(target: Target, count: int, seed: int = 0) -> torch.Tensor:

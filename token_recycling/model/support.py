@@ -12,7 +12,6 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from .compat import attention_name
-from .facts import Kept, kept_of
 from .foreign.search import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .target import Target
@@ -27,7 +26,7 @@ def ready(model: PreTrainedModel) -> Target:
     """
     try:
         target = Target(model)
-        reason = _why_not(target.kept, model, target.info)
+        reason = _why_not(target)
     except UnsupportedModelError:
         raise
     except Exception as error:  # parts of users can fail in any way where `generate` does not look
@@ -48,12 +47,16 @@ def why_not(model: PreTrainedModel) -> str | None:
     """Return why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested
     once, on a short sequence.
     """
-    info = model_info(model)
-    return info.reason if not info.supported else _why_not(kept_of(model), model, info)
+    try:
+        ready(model)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
-def _why_not(kept: Kept, model: PreTrainedModel, info: ModelInfo) -> str | None:
-    """Return why the self-test refuses a supported model, or None; families tested before need none."""
+def _why_not(target: Target) -> str | None:
+    """Return why the self-test refuses a model, or None; families tested before need none."""
+    kept, info = target.kept, target.info
     if kept.recall(_PASSED):
         return None
     if info.tested and not info.quantised:
@@ -61,13 +64,13 @@ def _why_not(kept: Kept, model: PreTrainedModel, info: ModelInfo) -> str | None:
     else:  # what fails with a hook may pass without it
         from .self_test import kept_verdict
 
-        verdict = kept.get(_SELF_TEST, lambda: kept_verdict(model, info), of="code")
+        verdict = kept.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:
         kept.get(_PASSED, lambda: True)
         return None
-    foreign = foreign_code(model)
+    foreign = foreign_code(target.model)
     return verdict.reason if not foreign else f"{verdict.reason}; it runs {listed(foreign)}"
 
 
@@ -90,10 +93,13 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
         info = replace(info, notes=(*info.notes, note))
     if not self_test:
         return info
-    kept = kept_of(model)
-    kept.forget(_SELF_TEST)
-    kept.forget(_PASSED)
-    result = kept.get(_SELF_TEST, lambda: verdict(model, info), of="code")
+    try:
+        target = Target(model)
+    except UnsupportedModelError as error:
+        return replace(info, reason=str(error))
+    target.kept.forget(_SELF_TEST)
+    target.kept.forget(_PASSED)
+    result = target.kept.get(_SELF_TEST, lambda: verdict(target), of="code")
     info = replace(info, reason=result.reason, difference=result.difference, notes=(*info.notes, *result.notes))
-    captured = passes_or_reason(Target(model)) if info.supported else None
+    captured = passes_or_reason(target) if info.supported else None
     return replace(info, no_fast_path=captured) if isinstance(captured, str) else info

@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...trees.draft import Draft, branch, star
-from ..kv_cache import TreeCache
+from ...trees.draft import branch, star
 from ..origin import package_of
 from ..parts import is_compiled, parts_of
-from ..prefill import prefill
-from ..self_test import tree_logits
-from ..target import PassInputs, Target
+from ..self_test import before_tree, tree_logits
+from ..target import Target
 from .bystanders import memory_of
 from .plain import Reachable
 from .search import Foreign, codes_within
@@ -57,7 +55,7 @@ def decides_by_numbers(
     """
     if any(map(is_compiled, parts_of(target.eager))):
         return None
-    cache, inputs = _before_tree(target, texts, parents, nodes)
+    cache, inputs = before_tree(target, texts, parents, nodes)
     codes: dict[CodeType, bool] = {}
     for reach in searched:
         for code in (code for function in reach.functions for code in codes_within(function.__code__)):
@@ -83,7 +81,7 @@ def large_rows_change_others(
     wanted = tree_logits(target, texts, parents, nodes)[:, :kept]
     results = []
     for factor in _FACTORS.get(target.dtype, _USUAL_FACTORS):
-        cache, inputs = _before_tree(target, texts, parents, nodes)
+        cache, inputs = before_tree(target, texts, parents, nodes)
         with _scaling(holders, rows, kept, factor):
             logits = target.forward(inputs, cache)[:, :kept]
         # A large node may overflow, and what is masked is multiplied by zero: that says nothing.
@@ -112,16 +110,6 @@ def _scaling(modules: Iterable[torch.nn.Module], rows: int, first: int, factor: 
         for module in modules:
             hooks.callback(module.register_forward_pre_hook(change, prepend=True, with_kwargs=True).remove)
         yield
-
-
-def _before_tree(
-    target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
-) -> tuple[TreeCache, PassInputs]:
-    """Return a cache of the texts but their last tokens, and the inputs of a pass over a tree behind it."""
-    cache, length = target.new_cache(), texts.shape[1] - 1
-    prefill(target, list(texts), cache)
-    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
-    return cache, target.inputs.of(drafts, [length] * len(texts), length)
 
 
 class _Tracing(TorchFunctionMode):
