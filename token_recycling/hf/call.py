@@ -37,7 +37,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
-from ..loop.batch import Run, decode
+from ..loop.batch import decode
 from ..loop.processors import Scope, scope
 from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
@@ -329,12 +329,14 @@ def run_call(
         from .handover import BatchStopping
 
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    run = Run(
+    passes = decode(
+        requests,
+        cache,
+        backend,
         after_pass=None if stopping is None else stopping.apply,
         keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(call.target)),
         returns_cache=call.cache_is_seen,
     )
-    passes = decode(requests, cache, run, backend)
     try:
         with closing(passes):  # whatever ends the call, before the next one begins
             for _ in passes:

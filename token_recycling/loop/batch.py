@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -282,22 +282,13 @@ class Batch:
         self.runner.give_back([request.sequence.length - 1 for request in self.requests])
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """How the requests of a call are decoded together."""
-
-    after_pass: Callable[[], None] | None = None
-    """Called after every forward pass; it may end sequences."""
-    keeps_all: bool = True
-    """Whether sequences that have ended stay in the batch. Else they leave it, and `Step.row` counts those that are
-    left: passes over fewer sequences take less time.
-    """
-    returns_cache: bool = True
-    """Whether the cache holds all but the last token of each sequence afterwards; else its contents are unspecified."""
-
-
 def decode(
-    requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = EAGER
+    requests: list[Request],
+    cache: TreeCache,
+    backend: Backend = EAGER,
+    after_pass: Callable[[], None] | None = None,
+    keeps_all: bool = True,
+    returns_cache: bool = True,
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
     requests have one model, one drafter and one `Stats`.
@@ -305,13 +296,18 @@ def decode(
     `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached` tokens of each request. A lone request
     with a prefix cache begins with what that holds instead. `backend` makes the forward passes behind the prompts;
     other threads' calls wait for a step where a pass changes the model.
+
+    `after_pass` is called after every forward pass, and may end sequences. With `keeps_all` sequences that have ended
+    stay in the batch; else they leave it, and `Step.row` counts those that are left: passes over fewer sequences take
+    less time. With `returns_cache` the cache holds all but the last token of each sequence afterwards; else its
+    contents are unspecified.
     """
-    run, target, stats, fixed = run or Run(), requests[0].target, requests[0].stats, requests[0].traits.begins_anew
+    target, stats, fixed = requests[0].target, requests[0].stats, requests[0].traits.begins_anew
     turn, prefixes = target.turns(), requests[0].hints.prefixes if len(requests) == 1 else None
     if prefixes is not None:
         cache = requests[0].take_prefix() or cache
     with ExitStack() as ending:
-        captured = None if backend is EAGER else ending.enter_context(backend.captured(target, cache, fixed))
+        captured = ending.enter_context(backend.captured(target, cache, fixed))
         pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
         batch = Batch(list(requests), pacer, cache, clock)
         if prefixes is not None:
@@ -321,19 +317,19 @@ def decode(
         ending.callback(pacer.keep)
         for request in requests:
             ending.callback(request.finish)
-        if run.returns_cache:
+        if returns_cache:
             ending.callback(batch.give_back)
         while batch.active:
             with turn():
                 steps = batch.step()
-            if run.after_pass is not None:
-                run.after_pass()
+            if after_pass is not None:
+                after_pass()
             try:
                 yield steps
             finally:
                 with turn():
                     batch.learn()
-            ended = [] if run.keeps_all else [request for request in batch.requests if request.sequence.ended]
+            ended = [] if keeps_all else [request for request in batch.requests if request.sequence.ended]
             if 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
 
