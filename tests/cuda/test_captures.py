@@ -9,7 +9,7 @@ from support.on_device import CAPTURED, medium
 
 import token_recycling as tr
 from token_recycling.model.graphs.passes import Shape
-from token_recycling.model.graphs.support import passes_of
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.target import Target
 from token_recycling.trees.packed import send
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 def test_cuda_itself_finds_no_wait_in_a_pass(model):
     target = Target(model.cuda())
-    passes, tree = passes_of(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
+    passes, tree = passes_or_reason(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(torch.arange(len(tree)), tree.parents)], [0], 8, target.device)
     with torch.no_grad():
         passes.begin(target, target.new_cache(), [0], 64)

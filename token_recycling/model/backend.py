@@ -84,10 +84,14 @@ class Backend:
         """
         if not self.captures(target):
             return
-        from .graphs.support import passes_of, passes_or_reason
+        from .graphs.support import passes_or_reason
 
-        passes = passes_of(target) if self.fast is True else passes_or_reason(target)
-        if isinstance(passes, str) or reproducible or not passes.take():
+        passes = passes_or_reason(target)
+        if isinstance(passes, str):
+            if self.fast is True:
+                raise NoFastPathError(f"fast=True: {passes}")
+            return
+        if reproducible or not passes.take():
             return
         try:
             passes.capture_common(target, sequences, states)

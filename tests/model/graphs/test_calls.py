@@ -13,7 +13,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
 from token_recycling.model.graphs.passes import CapturedPasses
-from token_recycling.model.graphs.support import passes_of, passes_or_reason
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import Target
 
@@ -77,7 +77,7 @@ def test_a_batch_that_does_not_fill_its_bucket(case, length, recorded):
 
 def test_buckets_and_bands_are_crossed():
     model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
-    shapes, passes = [], passes_of(Target(model))
+    shapes, passes = [], passes_or_reason(Target(model))
     made = passes._pass
     passes._pass = lambda target, shape, trees: (shapes.append(shape), made(target, shape, trees))[1]
     ids = tiny.prompt(0, 900, architectures.VOCABULARY)
@@ -90,7 +90,7 @@ def test_buckets_and_bands_are_crossed():
 
 def test_room_grows_within_a_text():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
-    passes, ids = passes_of(Target(model)), tiny.prompt(0, 800)
+    passes, ids = passes_or_reason(Target(model)), tiny.prompt(0, 800)
     wanted, begin = plain(model, ids, 400), passes.begin
     passes.begin = lambda target, cache, lengths, longest: begin(target, cache, lengths, 8)
     passes.slots = passes._empty(Target(model))
@@ -100,7 +100,7 @@ def test_room_grows_within_a_text():
 
 def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, monkeypatch, caplog):
     """Once, with a warning; the call goes on with what it needs at least."""
-    passes, reserve = passes_of(Target(model)), TreeCache.reserve
+    passes, reserve = passes_or_reason(Target(model)), TreeCache.reserve
 
     def limited(self, rows, columns, *more):
         if columns > 64:

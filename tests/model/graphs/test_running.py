@@ -13,7 +13,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 import token_recycling as tr
 from token_recycling.loop.request import Hints
 from token_recycling.model.backend import Backend
-from token_recycling.model.graphs.support import passes_of
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target
 from token_recycling.serving.decoding_thread import DecodingThread
@@ -51,7 +51,7 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(family, seed):
     for request, said in wanted.items():
         left = isinstance(request.error, GoneError)
         assert texts.said[request] == (said[: len(texts.said[request])] if left else said), request.error
-    passes = passes_of(Target(model))
+    passes = passes_or_reason(Target(model))
     assert passes.batch > 4
     assert passes._graphs.replays > 20
     assert passes.take(), "nothing is held for nobody"

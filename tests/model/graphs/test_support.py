@@ -12,12 +12,11 @@ from support.recurrent_architectures import RECURRENT
 from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
-from token_recycling.model.backend import Backend
+from token_recycling.model.backend import Backend, NoFastPathError
 from token_recycling.model.graphs.passes import CapturedPasses
-from token_recycling.model.graphs.support import passes_of
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
-from token_recycling.model.runner import NoFastPathError
 from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
@@ -144,7 +143,7 @@ def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
 def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeypatch, caplog):
     """On a card that is played: the model says that it is there."""
     target = Target(model)
-    passes = passes_of(target)
+    passes = passes_or_reason(target)
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
     with Backend("auto").captured(played, target.new_cache()) as found:

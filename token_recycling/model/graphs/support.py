@@ -15,7 +15,6 @@ from ..info import ModelInfo
 from ..kv_cache import TreeCache
 from ..parts import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..prefill import prefill
-from ..runner import NoFastPathError
 from ..target import Target
 from .passes import CapturedPasses
 from .state import state_of
@@ -90,14 +89,6 @@ def passes_or_reason(target: Target) -> CapturedPasses | str:
     """Return the model's captured passes, made once for each state of the model, or why it has none."""
     reason = why_not_captured(target.info) or _by_surroundings(target.device)
     return reason or target.kept.get("captured passes", _Captures).of(target)
-
-
-def passes_of(target: Target) -> CapturedPasses:
-    """Return the captured passes of a model; raises NoFastPathError where they do not hold for it."""
-    passes = passes_or_reason(target)
-    if isinstance(passes, str):
-        raise NoFastPathError(f"fast=True: {passes}")
-    return passes
 
 
 def _by_surroundings(device: torch.device) -> str | None:
