@@ -59,11 +59,57 @@ def _pass_of(config: PretrainedConfig | None) -> _Pass | None:
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _StandIn:
     """Is registered for a name, in place of the function that was `before`."""
 
-    name: str
     before: Callable[..., Attended]
+
+
+class _Grouped(_StandIn):
+    """In place of sdpa: within our passes the queries of one group become more rows over the same keys."""
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        **others: Any,
+    ) -> Attended:
+        """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
+        current = _pass_of(getattr(module, "config", None))
+        if current is not None and attention_mask is not None and attention_mask.is_floating_point():
+            # Layers may compute in another type than their weights are stored in.
+            attention_mask = attention_mask.to(query.dtype)
+        if (
+            current is None
+            or not current.grouped
+            or module.training
+            or self.before is not sdpa_attention_forward
+            or attention_mask is None
+            or attention_mask.shape[1] > 1  # one for each head
+            or query.shape[1] == key.shape[1]
+            or others.get("position_bias") is not None
+            or others.get("softcap") is not None
+        ):
+            return self.before(module, query, key, value, attention_mask, *args, **others)
+        batch, heads, n, size = query.shape
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query.reshape(batch, key.shape[1], -1, size),
+            key,
+            value,
+            attn_mask=_repeated(attention_mask, query.shape[1] // key.shape[1], current.masks),
+            scale=others.get("scaling"),
+        )
+        return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+class _Masked(_StandIn):
+    """In place of an implementation that takes no mask of a tree: within our passes one that takes any; in a graph,
+    for a mask that could not be taken otherwise.
+    """
 
     def __call__(
         self,
@@ -75,38 +121,18 @@ class _Attention:
         *args: Any,
         **others: Any,
     ) -> Attended:
-        """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
-        current, function = _pass_of(getattr(module, "config", None)), self.before
-        if current is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
-            # Layers may compute in another type than their weights are stored in.
-            attention_mask = attention_mask.to(query.dtype)
-        if self.name != "sdpa":
-            function = self._masked(module, attention_mask, current, others)
-        elif (
-            current is not None
-            and current.grouped
-            and not module.training
-            and self.before is sdpa_attention_forward
-            and _shares_keys(query, key, attention_mask, others)
-        ):
-            mask = _repeated(attention_mask, query.shape[1] // key.shape[1], current.masks)
-            return _grouped(query, key, value, mask, others)
-        return function(module, query, key, value, attention_mask, *args, **others)
-
-    def _masked(
-        self, module: torch.nn.Module, mask: Any, current: _Pass | None, others: dict[str, Any]
-    ) -> Callable[..., Attended]:
-        """One that takes any mask, within a pass; in a graph for a mask that could not be taken otherwise."""
-        if current is not None:
-            attention = current.attention
+        current, mask, function = _pass_of(getattr(module, "config", None)), attention_mask, self.before
+        attention = None if current is None else current.attention
+        if current is not None and isinstance(mask, torch.Tensor) and mask.is_floating_point():
+            mask = mask.to(query.dtype)
         elif torch.compiler.is_dynamo_compiling() and isinstance(mask, torch.Tensor) and mask.ndim == 4:
             lacking = others.get("softcap") is not None or others.get("s_aux") is not None
             attention = "eager" if lacking else "sdpa"
-        else:
-            return self.before
         if attention == "eager":
-            return sys.modules[type(module).__module__].eager_attention_forward
-        return AttentionInterface()["sdpa"]
+            function = sys.modules[type(module).__module__].eager_attention_forward
+        elif attention is not None:
+            function = AttentionInterface()[attention]
+        return function(module, query, key, value, mask, *args, **others)
 
 
 @dataclass(frozen=True)
@@ -121,23 +147,6 @@ class _Masks:
             return self.before(*args, **options) if self.before is not None else None
         # Always a mask: layers that are compiled one by one know by it what to do.
         return AttentionMaskInterface()[current.attention](*args, **{**options, "allow_is_causal_skip": False})
-
-
-def _shares_keys(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
-    """Whether there is a mask for all heads, and keys are shared."""
-    plain = others.get("position_bias") is None and others.get("softcap") is None
-    return plain and mask is not None and mask.shape[1] == 1 and query.shape[1] != key.shape[1]
-
-
-def _grouped(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, others: dict[str, Any]
-) -> Attended:
-    """Attention with as many rows for each head of keys as its queries have together, `mask` with them."""
-    batch, heads, n, size = query.shape
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, key.shape[1], -1, size), key, value, attn_mask=mask, scale=others.get("scaling")
-    )
-    return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
 def _repeated(mask: torch.Tensor, times: int, copies: list[tuple[torch.Tensor, int, torch.Tensor]]) -> torch.Tensor:
@@ -163,8 +172,8 @@ def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozens
     with _registering:
         for name in names:
             before = AttentionInterface().get(name)
-            if before is not None and not isinstance(before, _Attention):
-                AttentionInterface.register(name, _Attention(name, before))
+            if before is not None and not isinstance(before, _StandIn):
+                AttentionInterface.register(name, _Grouped(before) if name == "sdpa" else _Masked(before))
             makes_masks = AttentionMaskInterface().get(name)
             if name != "sdpa" and not isinstance(makes_masks, _Masks):
                 AttentionMaskInterface.register(name, _Masks(makes_masks))
@@ -174,7 +183,7 @@ def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozens
 def stands_in(names: frozenset[str]) -> bool:
     """Whether ours is still registered for these names, rather than what another library has put there since."""
     functions, makers = AttentionInterface(), AttentionMaskInterface()
-    return all(isinstance(functions.get(name), (_Attention, NoneType)) for name in names) and all(
+    return all(isinstance(functions.get(name), (_StandIn, NoneType)) for name in names) and all(
         isinstance(makers.get(name), _Masks) for name in names - {"sdpa"}
     )
 
