@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,7 +58,7 @@ class RunningBatch:
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.target = target
-        self._backend, self._run = backend, ExitStack()
+        self._backend = backend
         self._captured: CapturedPasses | None = None
         """The captured passes, which are held as long as there are requests; None where passes are eager."""
         self._pacer = Pacer.of(target)
@@ -102,7 +101,7 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._captured = self._run.enter_context(self._backend.captured(self.target))
+            self._captured = self._backend.taken(self.target)
             self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
         clock = Clock(request.stats, self.target.device)
@@ -133,8 +132,9 @@ class RunningBatch:
 
     def close(self) -> None:
         """Give back what makes its passes; the next request takes it again."""
-        self._batch, self._captured = None, None
-        self._run.close()
+        captured, self._batch, self._captured = self._captured, None, None
+        if captured is not None:
+            captured.give_back()
 
     def _begin(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""

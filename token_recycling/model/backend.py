@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -37,25 +35,19 @@ class Backend:
         """Whether passes of this model are captured, where that is possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
-    @contextmanager
-    def captured(
+    def taken(
         self, target: Target, cache: TreeCache | None = None, reproducible: bool = False
-    ) -> Iterator[CapturedPasses | None]:
-        """Give a run the captured passes of a model while the context lasts, None where its passes are eager: a run in
-        `cache`, or one in none, where sequences join and leave; `reproducible` if equal calls must give equal outputs.
-        Where passes cannot be captured, raise NoFastPathError, or fall back, with one warning for each reason.
-        """
-        passes = self._taken(target, cache, reproducible) if self.captures(target) else None
-        try:
-            yield passes
-        finally:
-            if passes is not None:
-                passes.give_back()
+    ) -> CapturedPasses | None:
+        """Take the captured passes of a model for a run, which gives them back at its end; None where its passes are
+        eager. A run decodes in `cache`, or in none, where sequences join and leave; `reproducible` if equal calls must
+        give equal outputs. Where passes cannot be captured, raise NoFastPathError, or fall back, with one warning for
+        each reason.
 
-    def _taken(self, target: Target, cache: TreeCache | None, reproducible: bool) -> CapturedPasses | None:
-        """Take the passes for a run. A model has slots for one: where this does not fall back, that of another thread
-        is waited for, unless it suspends.
+        A model has slots for one run: where this does not fall back, that of another thread is waited for, unless it
+        suspends.
         """
+        if not self.captures(target):
+            return None
         from .graphs.support import passes_or_reason, why_not
 
         passes = why_not(cache, reproducible) or passes_or_reason(target)

@@ -146,14 +146,13 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     passes = passes_or_reason(target)
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
-    with Backend("auto").captured(played, target.new_cache()) as found:
-        assert found is passes
-        with Backend("auto").captured(played, target.new_cache()) as within:
-            assert within is None  # one call of a model at a time
+    backend = Backend("auto")
+    assert backend.taken(played, target.new_cache()) is passes
+    assert backend.taken(played, target.new_cache()) is None, "one call of a model at a time"
+    passes.give_back()
     offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
-        with Backend("auto").captured(played, offloaded) as found:
-            assert found is None
+        assert backend.taken(played, offloaded) is None
     assert sum("offloaded" in record.message for record in caplog.records) == 1
 
 
