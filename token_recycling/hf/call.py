@@ -2,7 +2,7 @@
 
 `GenerateCall.why_not` names the first reason against accelerating the call: only calls that are known to give the same
 tokens are accelerated. `run_call` then decodes it in our loop. `handover` is loaded for calls with a cache that is not
-new or that the caller will see, and for criteria that must see a whole batch.
+new or that the caller will see, `batch_ends` for criteria that must see a whole batch.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def run_call(
     sequences = [request.sequence for request in requests]
     stopping = None
     if call.joint_criteria:
-        from .handover import BatchStopping
+        from .batch_ends import BatchStopping
 
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     passes = decode(
@@ -388,11 +388,13 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
 
 def _give_back(cache: TreeCache, call: GenerateCall, requests: list[Request]) -> None:
     """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
-    from .handover import fill_up, give_back
+    from .handover import give_back
 
     columns = {request.sequence.columns for request in requests}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
+        from .batch_ends import fill_up
+
         fill_up(requests, cache, call.padding_token)
     give_back(cache, call.cache, call.paddings, max(columns))
 

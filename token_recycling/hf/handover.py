@@ -1,4 +1,4 @@
-"""What `generate` does with a whole batch, done for sequences that advance apart: their cache, and where they end.
+"""Caches that a call is given: whether decoding can go on in one, and what the caller finds in it afterwards.
 
 `take_over` and `give_back` convert between the cache of a call and the one that decoding uses. Decoding keeps the slots
 of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the left, so that all end in
@@ -6,11 +6,6 @@ one slot, and a static cache has all its slots from the start. Before the first 
 after the last one, if the caller will see it, it is filled as plain decoding would have left it.
 
 Cost: a copy of the cache at either end, for a batch two.
-
-`BatchStopping` applies criteria that must see all sequences of a batch at once. `generate` appends one token to every
-sequence, evaluates the criteria and goes on. Here sequences advance by different numbers of tokens. So a column of the
-batch is evaluated once every sequence has reached it, in order; tokens that a sequence emitted beyond its end are
-withdrawn.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache, StoppingCriteriaList
+from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -30,7 +25,6 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from ..loop.request import Request, TokenSequence
 from ..model.architectures import Border
 from ..model.compat import (
     DummyLayer,
@@ -46,7 +40,6 @@ from ..model.kv_cache import (
     can_be_taken,
     window_of,
 )
-from ..model.prefill import extend
 from ..model.target import Target
 from ..model.tree_layer import OffloadedTreeLayer, TreeLayer
 
@@ -197,21 +190,6 @@ def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: 
         cache.release()
 
 
-def fill_up(requests: list[Request], cache: TreeCache, padding: int) -> None:
-    """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
-    sequences = [request.sequence for request in requests]
-    columns = max(sequence.columns for sequence in sequences)
-    rest = [sequence.tokens.new_full((columns - sequence.columns,), padding) for sequence in sequences]
-    # Padding follows the last token; the last padding token gets no slot.
-    fed = [torch.cat([sequence.tokens[-1:], padded])[:-1] for sequence, padded in zip(sequences, rest, strict=True)]
-    lengths, roots = [sequence.length - 1 for sequence in sequences], [sequence.tokens[-1:] for sequence in sequences]
-    for pieces, logits in extend(requests[0].target, fed, lengths, cache, roots):
-        for row, piece in enumerate(pieces):
-            for node in range(len(piece)):
-                requests[row].selector.scored(logits[row, node])
-                sequences[row].push(padding)
-
-
 def _read(static: Cache, config: PretrainedConfig) -> TreeCache:
     """A dynamic cache with copies of the slots of a static one, as far as windows have not dropped them."""
     cache = TreeCache(DynamicCache(config=config, offloading=static.offloading))
@@ -239,45 +217,3 @@ def _write(cache: TreeCache, static: Cache) -> None:
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
             static.update_indexer(indexer_keys[:, cached:], index)
-
-
-class BatchStopping:
-    """Applies criteria to the sequences of a batch, column by column, and ends sequences."""
-
-    def __init__(self, sequences: list[TokenSequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
-        """`padding` fills up sequences that have ended; None if every sequence goes on until all have ended."""
-        self.sequences, self.criteria, self.padding = sequences, criteria, padding
-        self.withdrawn = 0
-        """Tokens that were emitted beyond an end."""
-        self._columns = sequences[0].columns
-        self._met = [False] * len(sequences)
-
-    def apply(self) -> None:
-        """Evaluate the criteria for every column that all sequences have reached."""
-        while not all(self._met) and all(
-            sequence.ended or sequence.columns > self._columns for sequence in self.sequences
-        ):
-            self._columns += 1
-            stops = self.criteria(self._shown(), None).reshape(len(self.sequences), -1).all(dim=1).tolist()
-            for row, sequence in enumerate(self.sequences):
-                at_its_end = sequence.ended and sequence.columns <= self._columns
-                if self._met[row] or not (stops[row] or at_its_end):
-                    continue
-                self._met[row] = True
-                if self.padding is not None:
-                    self._end(sequence)
-        if self.padding is None and all(self._met):
-            for sequence in self.sequences:
-                self._end(sequence)
-
-    def _end(self, sequence: TokenSequence) -> None:
-        self.withdrawn += max(0, sequence.columns - self._columns)
-        sequence.end_at(min(sequence.columns, self._columns))
-
-    def _shown(self) -> torch.Tensor:
-        """(batch, columns) ids up to the column that is judged, as `generate` would have them there."""
-        shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
-        for row, sequence in enumerate(self.sequences):
-            tokens = sequence.padded[0, : self._columns]
-            shown[row, : len(tokens)] = tokens
-        return shown
