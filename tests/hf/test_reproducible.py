@@ -54,7 +54,7 @@ def test_what_came_before_decides_without(model):
 def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: pytest.fail("a pass was measured"))
     written = []
-    monkeypatch.setattr("token_recycling.model.facts.write", lambda path, found: written.append(path))
+    monkeypatch.setattr("token_recycling.model.pass_times.write_facts", lambda path, found: written.append(path))
     monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)
     drafted(model, tiny.prompt(0, 12), "recycling", reproducible=True)
     assert not pass_times(Target(model))._curves

@@ -11,7 +11,7 @@ import torch
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.model import facts
+from token_recycling._util import files
 from token_recycling.model.pass_times import PassTimes, prior, setting
 from token_recycling.model.target import Target
 
@@ -27,7 +27,7 @@ def target():
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    facts.say.cache_clear()
+    files._say.cache_clear()
 
 
 def new(target):
@@ -51,7 +51,7 @@ def test_what_one_process_learned_is_what_the_next_begins_with(target):
     assert new(target).curve(1, 10).relative == pytest.approx(DEAR, rel=0.1)
     assert new(target).curve(1, 5000).relative == pytest.approx(DEAR, rel=0.1), "other lengths begin with it too"
     assert new(target).curve(2, 10).relative == pytest.approx(DEAR[1::2] / DEAR[1], rel=0.1)
-    path = facts.file_of("costs", setting(target))
+    path = files.facts_file("costs", setting(target))
     path.unlink()
     known.keep()
     assert not path.exists(), "once a minute at most"
@@ -118,7 +118,7 @@ def test_a_process_that_knows_nothing_takes_more_nodes_for_dearer_but_cheaper_th
 
 @pytest.mark.parametrize("text", ["", '{"curves": [3]}', '{"curves": [{"texts": 1, "length": 256}]}'])
 def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
-    path = facts.file_of("costs", setting(target))
+    path = files.facts_file("costs", setting(target))
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
@@ -133,5 +133,5 @@ def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
 @pytest.mark.parametrize("relative", [[1, 2], [1] * 7 + [0.5], [2] * 8, [1] * 7 + [1e9]])
 def test_a_shape_that_cannot_be_true_is_not_used(target, relative):
     held = {"curves": [{"texts": 1, "length": 256, "relative": relative}]}
-    facts.write(facts.file_of("costs", setting(target)), held)
+    files.write_facts(files.facts_file("costs", setting(target)), held)
     assert new(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))

@@ -1,11 +1,13 @@
-"""Devices and torch's modes: synchronization, lasting tensors, states of random generators, memory, dtypes of a CPU."""
+"""Devices and torch's modes: synchronization, lasting tensors, states of random generators, memory, names, dtypes."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import platform
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,3 +123,18 @@ def cpu_dtypes() -> set[str]:
     except OSError:  # not Linux
         return set()
     return {dtype for dtype, names in _INSTRUCTIONS.items() if names & flags}
+
+
+@cache
+def machine(device: torch.device) -> str:
+    """The name of what computes."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {cpu_name()}"
+
+
+def cpu_name() -> str:
+    """Return the name of this machine's processor."""
+    try:
+        lines = _CPU.read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):  # another system, or a processor without a name
+        return platform.processor() or platform.machine()

@@ -1,4 +1,5 @@
-"""Files and folders that a reader sees whole or not at all, and the folder for what is kept between processes.
+"""Files and folders that a reader sees whole or not at all, and the folder for what is kept between processes: there,
+facts that were learned about a model, of which a damaged file is replaced by the next one written.
 
 Both are written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
 however that ends: so the next writer knows what was left behind, by whatever machine, and removes it. Where there are
@@ -8,15 +9,23 @@ no such locks (some network drives) it stays.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
+import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
+
+logger = logging.getLogger("token_recycling")
+
+T = TypeVar("T")
 
 _PREFIX = ".token_recycling."
 
@@ -134,3 +143,43 @@ def cache_folder() -> Path:
     if own:
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "token_recycling"
+
+
+def facts_file(folder: str, setting: dict[str, str]) -> Path:
+    """Return the file of what was learned about a setting, in a folder of the cache."""
+    return cache_folder() / folder / f"{digest(setting)}.json"
+
+
+def read_facts(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
+    """Return the parsed content of a file; `nothing` if it is missing or, with a warning, damaged."""
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return nothing
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        _say(f"{path} does not hold facts learned about a model ({problem}); they are learned again")
+        return nothing
+
+
+def write_facts(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file of facts."""
+    try:
+        with replacing(path) as temporary:
+            Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except OSError as error:
+        _say(
+            f"facts learned about a model cannot be written to {path} ({error}); set TOKEN_RECYCLING_CACHE to a "
+            "writable folder"
+        )
+
+
+@functools.cache
+def _say(message: str) -> None:
+    """Log a warning, the first time only."""
+    logger.warning(message)
+
+
+def digest(of: Any) -> str:
+    """A short name for what can be written as JSON, or else as text."""
+    return hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:16]

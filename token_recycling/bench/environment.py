@@ -14,6 +14,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
+from .._util.device import cpu_name
 from ..model.inspection import weights_fingerprint
 
 
@@ -21,7 +22,7 @@ def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
     """Return everything as plain values; `name` is the user's name of the model."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerator": _accelerator(model.device),
@@ -36,14 +37,6 @@ def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # another system, or a processor without a name
-        return platform.processor() or platform.machine()
 
 
 def _accelerator(device: torch.device) -> str | None:

@@ -1,29 +1,21 @@
 """Facts about a model, kept for as long as the model stays the same.
 
 A self-test, learned costs and captured passes are made once and used by every call. They are kept in this process next
-to the model, not in it, so that it is saved, copied and pickled as before; facts that hold for later processes are kept
-on disk, where a damaged file is replaced by the next one written. A model is the same as long as its fingerprint is
-(`parts.Fingerprint`), which every call compares once.
+to the model, not in it, so that it is saved, copied and pickled as before. A model is the same as long as its
+fingerprint is (`parts.Fingerprint`), which every call compares once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import platform
 import threading
 from collections.abc import Callable, Hashable
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .._util.device import lasting
-from .._util.files import cache_folder, replacing
 from .parts import Fingerprint
 
 logger = logging.getLogger("token_recycling")
@@ -31,8 +23,6 @@ logger = logging.getLogger("token_recycling")
 T = TypeVar("T")
 Dependency = Literal["form", "numbers", "code"]
 """What of a model a result depends on; see `Kept`."""
-
-# In this process
 
 
 class Kept:
@@ -100,64 +90,3 @@ def kept_of(model: PreTrainedModel) -> Kept:
         if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
             kept = _kept[model] = Kept(now, before)
     return kept
-
-
-# On disk
-
-
-def file_of(folder: str, setting: dict[str, str]) -> Path:
-    """Return the file of facts about a setting."""
-    return cache_folder() / folder / f"{digest(setting)}.json"
-
-
-def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
-    """Return the parsed content of a file; `nothing` if it is missing or, with a warning, damaged."""
-    try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return nothing
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        say(f"{path} does not hold facts learned about a model ({problem}); they are learned again")
-        return nothing
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Replace what is kept."""
-    try:
-        with replacing(path) as temporary:
-            Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    except OSError as error:
-        say(
-            f"facts learned about a model cannot be written to {path} ({error}); set TOKEN_RECYCLING_CACHE to a "
-            "writable folder"
-        )
-
-
-@cache
-def say(message: str) -> None:
-    """Log a warning, the first time only."""
-    logger.warning(message)
-
-
-def digest(of: Any) -> str:
-    """A short name for what can be written as JSON, or else as text."""
-    return hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def shape_of(config: PretrainedConfig) -> str:
-    """A short name for a configuration, wherever the model was loaded from."""
-    return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
-
-
-@cache
-def machine(device: torch.device) -> str:
-    """The name of what computes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor()
-    return f"{device.type} {name}"

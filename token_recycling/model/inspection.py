@@ -1,4 +1,4 @@
-"""What a model takes and gives: arguments, devices, sizes, a fingerprint of its weights. Nothing runs."""
+"""What a model takes and gives: arguments, devices, sizes, names for its configuration and weights. Nothing runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from .._util.files import digest
 from .origin import is_foreign
 from .parts import device_map_hooks, own_class
 
@@ -79,6 +80,11 @@ def bytes_read(model: PreTrainedModel) -> int:
     embeddings, head = (getattr(layer, "weight", None) for layer in ends)
     unread = 0 if head is None or embeddings is None or head is embeddings else embeddings.nbytes
     return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
+
+
+def shape_of(config: PretrainedConfig) -> str:
+    """A short name for a configuration, wherever the model was loaded from."""
+    return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
 
 
 @torch.no_grad()

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import torch.distributed
 
+from .._util.device import machine
+from .._util.files import facts_file, read_facts, write_facts
 from .._util.locks import Lock
 from ..costs import OnlineCurve
-from . import facts
 from .target import Target
 
 _SHORTEST_BAND, _BAND_STEP = 256, 4
@@ -60,7 +61,7 @@ class PassTimes:
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
         """By batch size and the greatest length of a band."""
-        self._path = None if setting is None else facts.file_of("costs", setting)
+        self._path = None if setting is None else facts_file("costs", setting)
         self._written = -math.inf
         self._choosing = Lock()
 
@@ -84,7 +85,7 @@ class PassTimes:
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
         """Return the plausible shapes on disk."""
-        return {} if self._path is None else facts.read(self._path, self._parsed, {})
+        return {} if self._path is None else read_facts(self._path, self._parsed, {})
 
     def _parsed(self, content: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
         shapes = {
@@ -117,7 +118,7 @@ class PassTimes:
             {"texts": sequences, "length": length, "relative": np.round(shape, 4).tolist()}
             for (sequences, length), shape in sorted(shapes.items())
         ]
-        facts.write(self._path, {"setting": self._setting, "curves": curves})
+        write_facts(self._path, {"setting": self._setting, "curves": curves})
 
 
 def _plausible(shape: np.ndarray) -> bool:
@@ -164,7 +165,7 @@ def setting(target: Target, kind: str = "") -> dict[str, str]:
         "shape": target.shape,
         "attention": target.info.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "machine": facts.machine(target.device),
+        "machine": machine(target.device),
         "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
         **({"steps": kind} if kind else {}),
         **({"weights": "prepacked"} if target.prepacked is not None else {}),

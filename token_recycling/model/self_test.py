@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .._util.device import machine
+from .._util.files import facts_file, read_facts, write_facts
 from .._util.versions import installed
 from ..trees.draft import Draft, Tree, branch
 from ..trees.templates import parse_paths
 from .compat import attention_name
-from .facts import file_of, machine, read, write
 from .info import ModelInfo, depends_on_rows
 from .kv_cache import TreeCache
 from .prefill import cross_border, prefill
@@ -54,12 +55,12 @@ class Verdict:
 def kept_verdict(target: Target) -> Verdict:
     """Return the verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
     setting = None if target.info.quantised else _setting(target)
-    path = None if setting is None else file_of("self-tests", setting)
-    if path is not None and read(path, lambda content: content["setting"], None) == setting:
+    path = None if setting is None else facts_file("self-tests", setting)
+    if path is not None and read_facts(path, lambda content: content["setting"], None) == setting:
         return Verdict(None)
     result = verdict(target)
     if path is not None and result.reason is None:
-        write(path, {"setting": setting, "difference": result.difference})
+        write_facts(path, {"setting": setting, "difference": result.difference})
     return result
 
 

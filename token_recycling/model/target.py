@@ -24,9 +24,9 @@ from ..trees.draft import Draft
 from .architectures import Reach
 from .attention import attending, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
-from .facts import kept_of, shape_of
+from .facts import kept_of
 from .info import ModelInfo, UnsupportedModelError, model_info
-from .inspection import arguments_of, bytes_read, context_length, input_device, vocabulary_size
+from .inspection import arguments_of, bytes_read, context_length, input_device, shape_of, vocabulary_size
 from .kv_cache import TreeCache, layout_of
 from .parts import parts_of, uncompiled
 from .prepacking import PREPACKED, prepacked_of
