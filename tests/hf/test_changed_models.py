@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.architectures import SUPPORTED, model_of
 from support.drafters import example
-from transformers import LlamaForCausalLM
+from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
 
 import token_recycling as tr
 
@@ -219,3 +221,97 @@ def test_a_drafter_that_reads_states_of_a_layer_that_was_removed(tmp_path):
         one.config.num_hidden_layers = 1
     assert outcome(model) == outcome(plain)
     assert "hidden states 0 to 1" in model.acceleration.fallback
+
+
+def rolled(own):
+    def forward(self, *inputs, **named):
+        output = own(self, *inputs, **named)
+        output.logits = output.logits.roll(output.logits.shape[1] == 1, -1)
+        return output
+
+    return forward
+
+
+def shifted(own):
+    def prepare(self, input_ids, **named):
+        return own(self, (input_ids + (input_ids.shape[1] > 20)) % 64, **named)
+
+    return prepare
+
+
+def carried(own):
+    def update(self, outputs, *inputs, **named):
+        outputs.logits = outputs.logits.roll(1, -1)
+        return own(self, outputs, *inputs, **named)
+
+    return update
+
+
+METHODS = {
+    "forward": rolled,
+    "prepare_inputs_for_generation": shifted,
+    "_update_model_kwargs_for_generation": carried,
+}
+
+
+@pytest.mark.parametrize("derives", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_is_set_on_the_class_of_a_model(name, derives, monkeypatch):
+    """By `type(model)`, which of an accelerated one is ours."""
+    outcomes = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = prepare(tiny.llama())
+        if derives:
+            derived()(model)
+        before = outcome(model)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), name, METHODS[name](getattr(type(model), name)))
+            outcomes.append([before, outcome(model), outcome(tr.decelerate(copy.deepcopy(model)))])
+            refused = prepare is tr.accelerate and model.acceleration.fallback is not None
+        assert outcome(model) == before
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] != outcomes[0][1] == outcomes[0][2]
+    assert refused
+    assert model.acceleration.fallback is None
+
+
+def test_functions_of_torch_in_place_of_each_other():
+    outcomes = []
+    for model in (tiny.llama(), tr.accelerate(tiny.llama())):
+        for function in (torch.tanh, torch.fliplr, torch.sigmoid):
+            for layer in model.model.layers:
+                layer.mlp.__dict__["act_fn"] = function
+                layer.mlp._modules.pop("act_fn", None)
+            outcomes.append(outcome(model))
+    assert outcomes[:3] == outcomes[3:]
+    assert model.acceleration.fallback is None
+
+
+def test_a_table_of_attention_functions_in_a_familys_module(monkeypatch):
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    before, attend = outcome(accelerated), AttentionInterface()["sdpa"]
+
+    def attention(module, query, *inputs, **named):
+        attended, weights = attend(module, query, *inputs, **named)
+        return attended * (1.5 if query.shape[2] == 1 else 1), weights
+
+    table = AttentionInterface()
+    table["sdpa"] = attention
+    monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", table)
+    assert outcome(accelerated) == outcome(plain) != before
+    assert "ALL_ATTENTION_FUNCTIONS" in accelerated.acceleration.fallback
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_setting_of_a_compiled_model():
+    """Its forward passes are of a copy without graphs."""
+    outcomes = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = prepare(model_of(next(case for case in SUPPORTED if case.family == "cohere")))
+        model.compile(backend="eager")
+        for scale in (1.0, -1.0):
+            model.logit_scale = scale
+            outcomes.append(outcome(model))
+    assert outcomes[:2] == outcomes[2:]
+    assert outcomes[0] != outcomes[1]
+    assert model.acceleration.fallback is None

@@ -125,17 +125,20 @@ class _Accelerated(PreTrainedModel):
 
     @classmethod
     def plain_class(cls) -> type:
-        """Return this class without acceleration. Where another library has derived a class of its own from an
-        accelerated one, such as FSDP2 or a parametrization, that class is made again without, once.
+        """Return this class without acceleration. Where it has more than it was made with, such as `forward` by
+        `type(model).forward = ...`, or another library has derived a class of its own from it, such as FSDP2 or a
+        parametrization, that class is made again without, once for the same contents.
         """
-        if _Accelerated in cls.__bases__:
-            return cls.__bases__[1]
-        if cls not in _plain_classes:
-            bases = tuple(base.plain_class() if issubclass(base, _Accelerated) else base for base in cls.__bases__)
-            contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        original = cls.__bases__[1] if cls in _contents_as_made else None
+        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        if original is not None and contents == _contents_as_made[cls]:
+            return original
+        bases = (original,) if original is not None else tuple(map(_without_acceleration, cls.__bases__))
+        made_of = bases, contents
+        if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
             metaclass: Any = type(cls)
-            _plain_classes[cls] = metaclass(cls.__name__, bases, contents)
-        return _plain_classes[cls]
+            _plain_classes[cls] = made_of, metaclass(cls.__name__, bases, {**contents})
+        return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a model that is not accelerated, of the plain class: `from_pretrained` of this one, and calls."""
@@ -144,7 +147,8 @@ class _Accelerated(PreTrainedModel):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy under the name of the model's plain class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
-        return _unfilled, (self.plain_class(),), *state
+        cls = type(self)
+        return _unfilled, (cls.__bases__[1] if cls in _contents_as_made else cls.plain_class(),), *state
 
     def _sample(
         self,
@@ -203,8 +207,14 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _classes: dict[type, type[_Accelerated]] = {}
-_plain_classes: dict[type, type] = {}
-"""Of classes that other libraries derived from accelerated ones; see `plain_class`."""
+_contents_as_made: dict[type, dict[str, Any]] = {}
+"""Of accelerated classes, what they had when they were made."""
+_plain_classes: dict[type, tuple[Any, type]] = {}
+"""Of changed accelerated classes and those derived from them, what was made again; see `plain_class`."""
+
+
+def _without_acceleration(base: type) -> type:
+    return base.plain_class() if issubclass(base, _Accelerated) else base
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:
@@ -213,7 +223,8 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
         if MARKS_NO_CACHES:
             names["generate"] = _marking(original.generate)
-        _classes[original] = type(original.__name__, (_Accelerated, original), names)
+        _classes[original] = made = type(original.__name__, (_Accelerated, original), names)
+        _contents_as_made[made] = {**vars(made)}
     return _classes[original]
 
 

@@ -15,8 +15,8 @@ import copy
 import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -74,8 +74,13 @@ LIBRARIES: list[Any] = [
 """Modules and classes whose functions `generate` or a forward pass calls."""
 _LOOKED_THROUGH = frozenset({object, *LIBRARIES})
 """Classes whose methods `replaced_in_libraries` tells."""
-_FUNCTIONS = frozenset({FunctionType, MethodType, partial})
-"""What may stand in an attribute of a module in place of a method or of a module."""
+_DATA = frozenset(
+    {
+        *(type(None), bool, int, float, str, dict, OrderedDict, list, tuple, set),
+        *(torch.dtype, torch.device, torch.Size, torch.Tensor, torch.nn.Parameter),
+    }
+)
+"""Types of attributes of a module that cannot stand in place of a method or of a module."""
 _IMPORTED = frozenset(
     {
         *("numpy", "einops", "kernels", "flash_attn", "causal_conv1d", "mamba_ssm", "huggingface_hub"),
@@ -193,6 +198,17 @@ def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
         original = model.forward.__wrapped__
         plain.forward = original if hasattr(original, "__self__") else MethodType(original, plain)
     return plain
+
+
+def is_uncompiled(plain: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether `uncompiled(model)` would be as it was when it returned `plain`: other attributes may have been set on
+    the model since.
+    """
+    names = CALLED_INSTEAD | {"forward"}
+    now, then = (
+        {name: id(value) for name, value in vars(each).items() if name not in names} for each in (model, plain)
+    )
+    return plain is model or now == then
 
 
 # Code around a model
@@ -384,7 +400,7 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
         code += vars(holder).values()
     for part in parts:
         own = part.__dict__
-        code += [value for value in own.values() if type(value) in _FUNCTIONS]
+        code += [value for value in own.values() if type(value) not in _DATA]
         if buffers := own.get(BUFFERS):  # code that was compiled ahead has them elsewhere
             code += map(type, buffers.values())
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:

@@ -28,7 +28,7 @@ from .facts import kept_of
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import arguments_of, bytes_read, context_length, input_device, shape_of, vocabulary_size
 from .kv_cache import TreeCache, layout_of
-from .parts import parts_of, uncompiled
+from .parts import is_uncompiled, parts_of, uncompiled
 from .prepacking import PREPACKED, prepacked_of
 from .tree_layer import Frame, TreeLayer
 
@@ -127,6 +127,8 @@ class Target:
         """Whether the model is as it was when it was made ready."""
         kept, packed = kept_of(self.model), self.prepacked
         if kept is not self.kept or kept.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
+            return False
+        if not is_uncompiled(self.eager, self.model):
             return False
         return packed is None or packed.unchanged
 

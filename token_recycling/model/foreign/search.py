@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..compat import LOOP, forward_hooks, methods_of_the_loop, replaced_kernels
 from ..origin import home_of, is_code, is_foreign, is_of, is_own, name_of, package_of
@@ -59,6 +60,8 @@ _ROW_BY_ROW = (
     *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softsign, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh),
 )
 """Modules of torch that compute each row by itself."""
+_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
+"""The name by which a family's module has the attention functions that are registered with transformers."""
 _SHOWN = 3
 
 
@@ -120,6 +123,9 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     for name in sorted({cls.__module__ for cls in classes if cls.__module__.startswith(FAMILIES)}):
         if name in sys.modules:
             pieces += itertools.starmap(_replaced, replaced_in(sys.modules[name]))
+            attention = vars(sys.modules[name]).get(_ATTENTION, ALL_ATTENTION_FUNCTIONS)
+            if attention is not ALL_ATTENTION_FUNCTIONS:
+                pieces.append(Foreign(f"the {_ATTENTION} of {name}, another {type(attention).__name__},", attention))
     return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
 
 
