@@ -213,14 +213,39 @@ def test_a_part_that_is_compiled_holds_functions_of_torch():
     assert accelerated.acceleration.fallback is None
 
 
-def test_a_drafter_that_reads_states_of_a_layer_that_was_removed(tmp_path):
-    plain, model = tiny.llama(), tiny.llama()
-    tr.accelerate(model, example("dflash", model, tmp_path))
+def one_layer_left(model):
+    del model.model.layers[1]
+    model.config.num_hidden_layers = 1
+
+
+def vocabulary_shortened(model):
+    model.resize_token_embeddings(60)
+
+
+NOT_FITTING = {
+    "dflash": (one_layer_left, "hidden states 0 to 1"),
+    "layer_skip": (one_layer_left, "num_hidden_layers must be >= 2"),
+    "rest": (vocabulary_shortened, "ids must be below 60"),
+    "assistant": (vocabulary_shortened, "logits for all 64 tokens"),
+    "mtp": (vocabulary_shortened, None),
+    "published": (vocabulary_shortened, None),
+    "recycling": (vocabulary_shortened, None),
+    "fuse": (vocabulary_shortened, None),
+}
+"""What changes under a drafter, and why it cannot draft then; None where it can."""
+
+
+@pytest.mark.parametrize("name", NOT_FITTING)
+def test_a_change_that_a_drafter_was_not_made_for(name, tmp_path):
+    change, reason = NOT_FITTING[name]
+    plain, model = tiny.llama(seed=2), tiny.llama(seed=2)
+    tr.accelerate(model, example(name, model, tmp_path))
     for one in (plain, model):
-        del one.model.layers[1]
-        one.config.num_hidden_layers = 1
+        outcome(one)
+        change(one)
     assert outcome(model) == outcome(plain)
-    assert "hidden states 0 to 1" in model.acceleration.fallback
+    fallback = model.acceleration.fallback
+    assert fallback is None if reason is None else reason in fallback
 
 
 def rolled(own):

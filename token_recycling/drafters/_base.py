@@ -159,6 +159,10 @@ class Drafter(SequenceDrafter):
         cannot draft for the target.
         """
 
+    def fit_again(self, target: Target) -> None:
+        """Do the same for a target that has changed since; calls with it are left to `generate` after a ValueError."""
+        self.fit(target)
+
     def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
         """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
         the target here.

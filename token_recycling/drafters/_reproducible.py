@@ -39,6 +39,9 @@ class Reproducible(Drafter):
     def fit(self, target: Target) -> None:
         self.base.fit(target)
 
+    def fit_again(self, target: Target) -> None:
+        self.base.fit_again(target)
+
     def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
         return self.base.fork().start(prompt, target)
 

@@ -66,6 +66,9 @@ class Published(Drafter):
             check_vocabulary(self.matrix.vocab_size, target.vocab_size)
             self.prepare(target)
 
+    def fit_again(self, target: Target) -> None:
+        self.prepare(target)
+
     def start(self, prompt: torch.Tensor, target: Target) -> PublishedSequence:
         return PublishedSequence(self, self.prepare(target))
 

@@ -92,6 +92,9 @@ class Recycling(Drafter, Options):
         if self.warmed or self.matrix is not None:
             self.prepare(target)
 
+    def fit_again(self, target: Target) -> None:
+        self.prepare(target)
+
     def start(self, prompt: torch.Tensor, target: Target) -> RecyclingSequence:
         warm_up(target.device)
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy())

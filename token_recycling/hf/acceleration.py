@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,20 +88,23 @@ class Acceleration:
         target, original = self.target, model if self.original is None else self.original
         if target is None or target.model is not original or not target.is_current():
             target = ready(original)
-            if states := self.drafter.traits.states_read(target):
-                self._check_states(target, states)
+            self._check_drafter(target)
             self.target = target
             self._passes = self.backend if self.backend.captures(target) else EAGER
         return target
 
-    def _check_states(self, target: Target, states: Sequence[int]) -> None:
-        """Raise UnsupportedModelError unless the hidden states that the drafter reads can be read."""
-        from ..model.hidden import NoHiddenStatesError, layer_states
+    def _check_drafter(self, target: Target) -> None:
+        """Raise UnsupportedModelError unless the drafter can draft for a target that has changed, and the hidden states
+        that it reads can be read.
+        """
+        from ..model.hidden import layer_states
 
         try:
-            with layer_states(target.eager, states):
-                return
-        except NoHiddenStatesError as error:
+            if states := self.drafter.traits.states_read(target):
+                with layer_states(target.eager, states):
+                    pass
+            self.drafter.fit_again(target)
+        except ValueError as error:
             raise UnsupportedModelError(f"{self.drafter.describe()} cannot draft: {error}") from None
 
     def say(self, reason: str, error: BaseException | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,12 +22,12 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class PerTarget(Generic[T]):
-    """Objects made for targets: each once, and again for a target that was moved or has another type. They are kept as
-    long as the target's model; copies and pickles are empty.
+    """Objects made for targets: each once, and again for a target that was moved or has another type, vocabulary or
+    number of layers. They are kept as long as the target's model; copies and pickles are empty.
     """
 
     def __init__(self) -> None:
-        self._objects = WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.device, torch.dtype], T]]()
+        self._objects = WeakKeyDictionary[PreTrainedModel, tuple[tuple[Any, ...], T]]()
         self._making = Lock()
 
     def __reduce__(self) -> tuple[type[PerTarget[T]], tuple[()]]:
@@ -35,7 +35,7 @@ class PerTarget(Generic[T]):
 
     def of(self, target: Target, make: Callable[[], T]) -> T:
         """Return the object of a target; create it by `make()` the first time."""
-        place = target.device, target.dtype
+        place = target.device, target.dtype, target.vocab_size, target.config.num_hidden_layers
         with self._making:
             made_for, result = self._objects.get(target.model, (None, None))
             if result is None or made_for != place:

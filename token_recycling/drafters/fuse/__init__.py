@@ -95,6 +95,10 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.fit(target)
 
+    def fit_again(self, target: Target) -> None:
+        for drafter in self.drafters:
+            drafter.fit_again(target)
+
     def start(self, prompt: torch.Tensor, target: Target) -> FuseSequence:
         self.warm_up(target.device)
         return FuseSequence(self, [drafter.start(prompt, target) for drafter in self.drafters], target)
