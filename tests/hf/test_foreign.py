@@ -954,16 +954,26 @@ def test_modules_of_torch(bring, reason, ids):
 class Pooling(torch.nn.Module):
     """A module that adds of all rows what its weight lets through."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
-        self.gate = torch.nn.Parameter(torch.zeros(32))
+        self.gate = torch.nn.Parameter(torch.zeros(rows, 32))
 
     def forward(self, states):
-        return states + self.gate * states.mean(1, keepdim=True)
+        return states + self.gate.mean(0) * states.mean(1, keepdim=True)
 
 
 def with_pooling(layer):
-    layer.mlp = torch.nn.Sequential(layer.mlp, Pooling())
+    layer.mlp = torch.nn.Sequential(layer.mlp, Pooling(1))
+
+
+def with_large_pooling(layer):
+    layer.mlp = torch.nn.Sequential(layer.mlp, Pooling(200))
+
+
+def with_a_large_tensor(layer):
+    gate = torch.zeros(200, 32)
+    layer.register_forward_hook(lambda module, i, output: output + gate.mean(0) * output.mean(1, keepdim=True))
+    layer.gates = [gate]
 
 
 def with_a_gate(layer):
@@ -977,12 +987,30 @@ def with_a_branch(layer):
 
 def opened(model):
     with torch.no_grad():
-        (gate,) = (weight for name, weight in model.named_parameters() if name.endswith("gate"))
-        gate.copy_(VECTOR)
+        gate_of(model).copy_(VECTOR)
+
+
+def opened_uncounted(model):
+    gate_of(model).data.copy_(VECTOR)
+
+
+def opened_by_numpy(model):
+    gate_of(model).detach().numpy()[:] = VECTOR.numpy()
+
+
+def gate_of(model):
+    gates = [weight for name, weight in model.named_parameters() if name.endswith("gate")]
+    (gate,) = gates or model.model.layers[0].gates
+    return gate
 
 
 @pytest.mark.parametrize(
-    ("bring", "change"), [(with_pooling, opened), (with_a_gate, opened), (with_a_branch, LlamaForCausalLM.train)]
+    ("bring", "change"),
+    [
+        *itertools.product([with_pooling, with_a_gate], [opened]),
+        *itertools.product([with_large_pooling, with_a_large_tensor], [opened, opened_uncounted, opened_by_numpy]),
+        (with_a_branch, LlamaForCausalLM.train),
+    ],
 )
 def test_what_code_does_may_be_hidden_at_first(bring, change):
     """By a weight that is trained later, from zero, or in evaluation mode."""

@@ -428,7 +428,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
             describe(attributes, values, objects)
         weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
         if piece.is_of_torch:
-            values += map(_content, weights)
+            values += (_content(weight, numbers) for weight in weights)
         else:
             filled |= {id(weight): weight for weight in weights}
     values += [(weight.shape, _only_number(weight, numbers)) for weight in filled.values()]
@@ -437,24 +437,32 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
         for name, value in reach.values:
             values.append(name)
             if isinstance(value, torch.Tensor):
-                values.append(_content(value))
+                values.append(_content(value, numbers))
             else:
                 describe(value, values, objects)
     return tuple(values), tuple(map(id, objects))
 
 
-def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return something equal while a tensor has the same numbers."""
+def _content(tensor: torch.Tensor, numbers: Numbers) -> tuple[Any, ...]:
+    """Return something equal while a tensor has the same numbers. Of a large one, writing that torch does not count is
+    seen where it was full of one number, by which it may have had no effect.
+    """
     if tensor.numel() <= _SMALL and not tensor.is_meta:
-        numbers = tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
-        return tensor.shape, tensor.dtype, numbers
-    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor)
+        return tensor.shape, tensor.dtype, tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor), _only_number(tensor, numbers)
 
 
 def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:
-    """Return the number that a weight is full of, or None; looked up again where it is small or was written to."""
+    """Return the number that a weight is full of, or None. It is looked up again where there was one, which torch does
+    not count writing through `.data` or numpy to, and where the weight is small or was written to.
+    """
     place, written = (id(tensor), address_of(tensor)), times_written(tensor)
-    if place not in numbers or numbers[place][0] != written or tensor.numel() <= _SMALL:
+    if (
+        place not in numbers
+        or numbers[place][0] != written
+        or numbers[place][1] is not None
+        or tensor.numel() <= _SMALL
+    ):
         numbers[place] = written, None
         with contextlib.suppress(Exception):  # tensors of other libraries, and of odd types, can fail in any way
             numbers[place] = written, _number_within(tensor.detach())
