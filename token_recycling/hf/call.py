@@ -84,6 +84,8 @@ class GenerateCall:
         """The model, as it was examined for this call."""
         self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
         self.model_kwargs, self.streamer = model_kwargs, streamer
+        self.streamed = streamer is not None
+        """Whether somebody waits for the first token."""
         self.cache: Cache = model_kwargs.get(target.cache_argument)
         """The key/value cache, empty or with a prefix of the sequence."""
         if self.cache is None and (older_name := cache_argument(model_kwargs)) is not None:
@@ -443,7 +445,7 @@ def requests_of(
                 stats,
                 cached[row],
                 hints,
-                streamed=streamer is not None,
+                streamed=call.streamed,
                 reading=call.reading,
             )
         )

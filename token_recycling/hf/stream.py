@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DynamicCache,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -21,17 +23,15 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.batch import decode
-from ..loop.request import Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
-from ..model.foreign import code_beside
-from ..model.foreign import why_not as why_not_code
+from ..model.compat import mark_callers
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache
 from ..model.prefill import checked_prompt
 from ..model.support import ready
-from ..model.target import Target
 from ..trees.draft import Step
+from .call import GenerateCall, requests_of
 
 
 def stream(
@@ -67,22 +67,24 @@ def stream(
     eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
-    given = target.new_cache().cache if past_key_values is None else past_key_values
-    beside = code_beside([*(logits_processor or []), *(stopping_criteria or [])])
-    reason = why_not_code(target, 1, beside, past_key_values)
-    if reason is None and past_key_values is not None:
-        reason = _why_not_cache(past_key_values, target, len(prompt), max_new_tokens)
+    given = DynamicCache(config=target.config) if past_key_values is None else past_key_values
+    if isinstance(given, StaticCache):
+        raise UnsupportedModelError("StaticCache is unsupported, which cannot keep chosen slots; use a DynamicCache")
+    mark_callers(past_key_values)
+    processors = LogitsProcessorList(logits_processor or [])
+    config = GenerationConfig(do_sample=do_sample, max_length=len(prompt) + max_new_tokens)
+    call = GenerateCall(target, prompt[None], processors, criteria, config, {target.cache_argument: given})
+    call.streamed = True
+    with torch.no_grad():  # as each step is made
+        reason = call.why_not(model)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    sequence = TokenSequence(prompt, criteria)
-    selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
-    measured = stats if stats is not None else Stats()
     cache = TreeCache(given)
-    request = Request(target, sequence, selector, drafter, measured, cache.length, streamed=True)
+    requests = requests_of(call, drafter, stats if stats is not None else Stats(), [cache.length])
 
     def steps() -> Iterator[Step]:
         try:
-            with closing(decode([request], cache, backend=backend)) as passes:
+            with closing(decode(requests, cache, backend)) as passes:
                 for (step,) in passes:
                     yield step
         finally:
@@ -90,12 +92,3 @@ def stream(
                 cache.release()
 
     return steps()
-
-
-def _why_not_cache(cache: Cache, target: Target, length: int, max_new_tokens: int) -> str | None:
-    """Return why a prompt of `length` tokens cannot be continued in this cache, or None."""
-    from . import handover
-
-    if isinstance(cache, StaticCache):
-        return "StaticCache is unsupported, which cannot keep chosen slots; use a DynamicCache"
-    return handover.why_not(cache, target, 1, length, length + max_new_tokens - 1)

@@ -128,8 +128,8 @@ CALLERS = "_is_user_defined"
 
 
 def mark_callers(cache: Any) -> None:
-    """Mark the cache that a caller gives to `generate`, as transformers does itself since 5.17."""
-    if isinstance(cache, Cache) and MARKS_NO_CACHES:
+    """Mark the cache that a caller gives, as `generate` does itself since 5.17."""
+    if isinstance(cache, Cache):
         setattr(cache, CALLERS, True)
 
 
