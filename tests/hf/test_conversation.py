@@ -10,6 +10,7 @@ from support import tiny
 from support.noting import noted
 from support.speaking import chatty, speaking_llama
 from transformers import DynamicCache, StoppingCriteriaList
+from transformers.models.llama import modeling_llama
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
@@ -70,6 +71,8 @@ CHANGES: dict[str, Any] = {
     "an attribute": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
     "a hook": lambda model: model.model.layers[0].register_forward_hook(larger),
     "another type": lambda model: model.double(),
+    "weights, uncounted": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.mul_(0.5),
+    "weights, by numpy": lambda model: model.model.norm.weight.detach().numpy().__imul__(0.5),
 }
 
 
@@ -78,6 +81,17 @@ def test_a_model_that_changes_between_turns_reads_them_again(chat, change):
     chat.say(SAID[0])
     with torch.no_grad():
         change(chat.model)
+    assert_read_again(chat)
+
+
+def test_a_function_of_the_family_that_changes_between_turns(chat, monkeypatch):
+    chat.say(SAID[0])
+    rotate = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: rotate(q, 2 * k, cos, sin))
+    assert_read_again(chat)
+
+
+def assert_read_again(chat):
     for turn, said in enumerate(SAID[1:3]):
         wanted = cold(chat, [*chat.messages, {"role": "user", "content": said}])
         chat.say(said)

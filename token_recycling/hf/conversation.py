@@ -22,8 +22,10 @@ from ..drafters._base import Drafter
 from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
+from ..model.facts import kept_of
 from ..model.graphs.state import state_of
 from ..model.info import UnsupportedModelError
+from ..model.inspection import some_numbers
 from ..model.parts import times_written
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
@@ -94,8 +96,9 @@ class Conversation:
 
     def _state(self) -> list[Any]:
         """Return something that a later one equals while the model computes the same keys and values of a text."""
-        written = [times_written(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())]
-        return [written, *state_of(self.model, self._target.info.attention, keep=True)]
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        code = kept_of(self.model).fingerprint.code
+        return [*map(_content, tensors), code, *state_of(self.model, self._target.info.attention, keep=True)]
 
     def _forget_prefixes(self) -> None:
         with contextlib.suppress(UnsupportedModelError):  # a call is left to `generate` then
@@ -161,3 +164,11 @@ class Conversation:
                 )
             call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
         return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **call_arguments}
+
+
+def _content(tensor: torch.Tensor) -> tuple[int, bytes]:
+    """Return how often a tensor was written to, and some of its numbers: torch does not count all writing."""
+    numbers = b""
+    with contextlib.suppress(Exception):  # tensors of other libraries, and those on no device, can fail in any way
+        numbers = some_numbers(tensor)
+    return times_written(tensor), numbers

@@ -17,7 +17,7 @@ from .origin import is_foreign
 from .parts import device_map_hooks, own_class
 
 _SAMPLED = 64
-"""Numbers of a parameter that its fingerprint reads."""
+"""Numbers of a tensor that a fingerprint reads."""
 _CHANGING = ("transformers_version", "dtype", "torch_dtype")
 """Entries of a configuration that say nothing of the weights, or differ with how they were loaded."""
 
@@ -97,8 +97,12 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
     }
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
-        numbers = parameter.detach().flatten()
-        sampled = numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED]
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
-        digest.update(sampled.to("cpu", torch.float32).numpy().tobytes())
+        digest.update(some_numbers(parameter))
     return digest.hexdigest()[:16]
+
+
+def some_numbers(tensor: torch.Tensor) -> bytes:
+    """Return some numbers of a tensor, from all over it."""
+    numbers = tensor.detach().flatten()
+    return numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED].to("cpu", torch.float32).numpy().tobytes()
