@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.byte_grammars import admits, byte_tokenizer
 
-from token_recycling.grammar.calls import FAMILIES, Calls, Function, compiled_calls
 from token_recycling.grammar.compile import Grammar
+from token_recycling.grammar.parts import FAMILIES, Function, OutputParts, compiled_parts
 
 PARAMETERS = {
     "type": "object",
@@ -59,7 +59,7 @@ def _tagged(arguments, form):
 def grammar_of(family, special=True, functions=FUNCTIONS, **how) -> tuple[Grammar, tuple[str, ...]]:
     marks = SPECIAL.get(family, ()) if special else ()
     numbers = {text: 257 + number for number, text in enumerate(marks)}
-    return compiled_calls(byte_tokenizer(*marks), Calls(family, functions, **how), numbers), marks
+    return compiled_parts(byte_tokenizer(*marks), OutputParts(family, functions, **how), numbers), marks
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -110,13 +110,13 @@ def test_messages_of_harmony():
 def test_a_form_without_functions_comes_after_reasoning(mode):
     """As final message, where the family has channels."""
     form = ("regex", "[ab]{2}", True)
-    grammar, marks = grammar_of("harmony", functions=[], mode=mode, otherwise=form)
+    grammar, marks = grammar_of("harmony", functions=[], mode=mode, form=form)
     final = "<|channel|>final<|message|>ab"
     assert admits(grammar, final, marks)
     assert admits(grammar, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{final}", marks)
     assert not any(admits(grammar, text, marks) for text in ("ab", f"{final}c"))
     for thinking, texts in (("begun", ["well</think>ab"]), ("possible", ["ab", "<think>hm</think>\n\nab"])):
-        grammar, marks = grammar_of("qwen_3", functions=[], mode=mode, otherwise=form, thinking=thinking)
+        grammar, marks = grammar_of("qwen_3", functions=[], mode=mode, form=form, thinking=thinking)
         assert all(admits(grammar, text, marks) for text in texts)
         assert not admits(grammar, f"{texts[0]}c", marks)
 
@@ -139,7 +139,7 @@ def test_one_call_where_there_may_not_be_several():
     ],
 )
 def test_calls_or_a_form(form, admitted):
-    grammar, _ = grammar_of("qwen_3", thinking="possible", otherwise=form)
+    grammar, _ = grammar_of("qwen_3", thinking="possible", form=form)
     call = WRITTEN["qwen_3"]("go", "{}")
     assert [admits(grammar, text) for text in (call, admitted, f"<think>a</think>{admitted}", "no")] == [True] * 3 + [
         False

@@ -115,6 +115,33 @@ def test_an_output_ends_with_an_end_of_any_id(ends, last, limit):
     assert output.tokens == 4
 
 
+class MarkedLetters:
+    """A tokenizer of two letters and of a special token."""
+
+    def decode(self, tokens, skip_special_tokens, **_):
+        return "".join("ab*"[token] for token in tokens if token < 2 or not skip_special_tokens)
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=8),
+    st.lists(st.text("ab*", min_size=1, max_size=3), min_size=1, max_size=2),
+)
+def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens, stops):
+    """With the token that completes it, be it the last one allowed; special tokens are written and not shown."""
+    config = GenerationConfig(eos_token_id=None, stop_strings=stops, max_new_tokens=max(1, len(tokens)))
+    output, deltas, text = Output(MarkedLetters(), config), [], ""
+    for token in tokens:
+        deltas.append(output.push([ScoredToken(token)]))
+        text += "ab*"[token]
+        assert output.stopped == any(stop in text or stop in text.replace("*", "") for stop in stops)
+        if output.stopped:
+            break
+    answer = whole([*deltas, output.end()])
+    assert (answer.stop_string in stops) == output.stopped
+    assert answer.finish_reason == ("stop" if output.stopped or not tokens else "length")
+    assert all(stop not in answer.of("text") for stop in stops)
+
+
 def test_without_the_extra_it_is_named(monkeypatch):
     serving.check_installed()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

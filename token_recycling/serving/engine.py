@@ -39,16 +39,17 @@ from .batch_slots import BatchSlots, batch_slots
 from .decoding_thread import DecodingThread
 from .drafter_pool import DrafterPool
 from .errors import ApiError, CancelledError, client_error
-from .generation import Generation, LogprobRecorder, TokenStreamer, scored_prompt
+from .generation import Generation, scored_prompt
 from .grammars import Grammars
 from .keys import Key
 from .metrics import Metrics
-from .output import Delta, Output, ScoredToken
+from .output import Delta, Output, whole
 from .prompt import check_template
 from .settings import Isolation, Settings
 
 T = TypeVar("T")
-OnTokens = Callable[[list[ScoredToken]], None]
+OnDeltas = Callable[[list[Delta]], None]
+"""Called with what an output gains with a step, a delta for each token."""
 
 _WARM_UP, _WARM_UP_TOKENS = "The first of the", 8
 
@@ -277,33 +278,39 @@ class Engine:
 
         Raises what the generation raises, CancelledError if its client has gone. Closing the iterator ends the job.
         """
-        arrivals = _Arrivals[tuple[int, list[ScoredToken]]]()
+        arrivals = _Arrivals[tuple[int, Delta]]()
         choices = [(generation, choice) for generation in generations for choice in range(generation.n)]
         job.outputs = [generation.new_output() for generation, _ in choices]
 
         def submit(index: int) -> asyncio.Future[None]:
-            return self._submit(job, *choices[index], lambda tokens: arrivals.put((index, tokens)))
+            generation, choice = choices[index]
+            on_deltas: OnDeltas = lambda deltas: arrivals.put((index, whole(deltas)))  # noqa: E731
+            return self._submit(job, generation, choice, job.outputs[index], on_deltas)
 
         try:
             job.check()
             arrivals.end_with([submit(index) for index in range(len(choices))])
-            async for index, tokens in arrivals:
-                yield index, job.outputs[index].push(tokens) if tokens else job.outputs[index].end()
+            async for arrival in arrivals:
+                yield arrival
         finally:
             job.cancel()
 
     async def steps(
-        self, job: Job, generation: Generation, report: Callable[[Drafter, Callable[[T], None]], Drafter]
+        self,
+        job: Job,
+        generation: Generation,
+        report: Callable[[Drafter, Callable[[T], None]], Drafter],
+        on_deltas: OnDeltas,
     ) -> AsyncGenerator[T]:
         """Generate one output of an admitted job, and yield what `report` puts: it wraps the drafter to observe its
-        steps. Raises as `generate` does.
+        steps, of which `on_deltas` has had the tokens by then. Raises as `generate` does.
         """
         arrivals = _Arrivals[T]()
         job.outputs = [generation.new_output()]
         try:
             job.check()
             wrapped = self._submit(
-                job, generation, 0, lambda tokens: None, lambda drafter: report(drafter, arrivals.put)
+                job, generation, 0, job.outputs[0], on_deltas, lambda drafter: report(drafter, arrivals.put)
             )
             arrivals.end_with([wrapped])
             async for step in arrivals:
@@ -323,7 +330,7 @@ class Engine:
         generation = Generation(ids, config, partial(Output, self.loaded.tokenizer, config))
         job = Job(new_drafter=self.pool.base.fork, isolated=True)
         try:
-            await self._submit(job, generation, 0, lambda tokens: None)
+            await self._submit(job, generation, 0, generation.new_output(), lambda deltas: None)
         except Exception as error:
             why = error.__cause__ or error  # an ApiError does not say it
             raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
@@ -339,11 +346,12 @@ class Engine:
         job: Job,
         generation: Generation,
         choice: int,
-        on_tokens: OnTokens,
+        output: Output,
+        on_deltas: OnDeltas,
         wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     ) -> asyncio.Future[None]:
         """Queue an output; return a future of its end."""
-        task = self.workers.submit(self._run, job, generation, choice, on_tokens, wrap, key=job.key)
+        task = self.workers.submit(self._run, job, generation, choice, output, on_deltas, wrap, key=job.key)
         job.tasks.append(task)
         return asyncio.wrap_future(task)
 
@@ -352,22 +360,21 @@ class Engine:
         job: Job,
         generation: Generation,
         choice: int,
-        on_tokens: OnTokens,
+        output: Output,
+        on_deltas: OnDeltas,
         wrap: Callable[[Drafter], Drafter],
     ) -> None:
-        """Generate an output in a worker thread; call `on_tokens` with the tokens of each step, with none at its end.
-        A failure is logged, and raised as an ApiError without details.
-        """
+        """Generate an output in a worker thread. A failure is logged, and raised as an ApiError without details."""
         begun = False
         try:
             job.check()
             drafter, begun = job.begin(), True
             if generation.scores_prompt:
                 ids = generation.ids.to(self.target.device)
-                on_tokens(scored_prompt(self.loaded.model, ids, generation.logprobs or 0))
+                on_deltas([output.push(scored_prompt(self.loaded.model, ids, generation.logprobs or 0))])
             if generation.config.max_new_tokens != 0:
-                self._decode(job, generation, choice, on_tokens, wrap(drafter))
-            on_tokens([])
+                self._decode(job, generation, choice, output, on_deltas, wrap(drafter))
+            on_deltas([output.end()])
         except CancelledError:
             raise
         except Exception as error:
@@ -376,21 +383,22 @@ class Engine:
         finally:
             job.finish(begun)
 
-    def _decode(self, job: Job, generation: Generation, choice: int, on_tokens: OnTokens, drafter: Drafter) -> None:
+    def _decode(
+        self, job: Job, generation: Generation, choice: int, output: Output, on_deltas: OnDeltas, drafter: Drafter
+    ) -> None:
         # No client may predict the samples of another.
         seed = secrets.randbits(63) if generation.seed is None else generation.seed + choice
         prefixes = self.prefixes.of(job.key) if generation.reuse and not job.isolated else None
         hints = Hints(prefixes, generation.prediction, generation.nodes)
-        recorder = None if generation.logprobs is None else LogprobRecorder(generation.logprobs)
 
         model = self._accelerated(drafter, seed, hints)
         acceleration = model.acceleration
         # Choices of one prompt count once.
-        counted = _FirstToken(job, on_tokens, acceleration.decode, counts_cached=choice == 0)
+        counted = _FirstToken(job, on_deltas, acceleration.decode, counts_cached=choice == 0)
         acceleration.decode = counted.decode
-        arguments = generation.arguments(self.loaded.tokenizer, self.target.device, recorder)
+        tokenizer, device = self.loaded.tokenizer, self.target.device
         try:
-            model.generate(**arguments, streamer=TokenStreamer(recorder, counted.put, job.check))
+            model.generate(**generation.arguments(tokenizer, device, output, counted.put, job.check))
             if not acceleration.reached:
                 acceleration.fallback = ANOTHER_LOOP
         finally:
@@ -450,9 +458,9 @@ class Engine:
 class _FirstToken:
     """Counts the first token of an output, and the tokens of its prompt that were cached, which are known by then."""
 
-    def __init__(self, job: Job, on_tokens: OnTokens, decode: Callable[..., Any], counts_cached: bool) -> None:
-        """`on_tokens` and `decode` are called in its place."""
-        self._job, self._on_tokens, self._decode, self._counts_cached = job, on_tokens, decode, counts_cached
+    def __init__(self, job: Job, on_deltas: OnDeltas, decode: Callable[..., Any], counts_cached: bool) -> None:
+        """`on_deltas` and `decode` are called in its place."""
+        self._job, self._on_deltas, self._decode, self._counts_cached = job, on_deltas, decode, counts_cached
         self._stats = Stats()
         self._counted = False
 
@@ -461,12 +469,12 @@ class _FirstToken:
         self._stats = stats
         return self._decode(call, drafter, stats, *more)
 
-    def put(self, tokens: list[ScoredToken]) -> None:
-        """Pass on the tokens of a step."""
+    def put(self, deltas: list[Delta]) -> None:
+        """Pass on the deltas of a step."""
         if not self._counted:
             self._counted = True
             self._job.count_first_token(self._stats.cached_tokens if self._counts_cached else 0)
-        self._on_tokens(tokens)
+        self._on_deltas(deltas)
 
 
 class _Arrivals(Generic[T]):

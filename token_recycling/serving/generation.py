@@ -13,7 +13,7 @@ some 20 microseconds a token, and nothing is kept.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from transformers import (
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from ..model.compat import CACHE
-from .output import LEAST, Output, ScoredToken, StopTrimmer, raw_text
+from .output import LEAST, Delta, Output, ScoredToken
 
 _CHUNK = 128
 """Tokens of a prompt in one pass: the logits of all of them may need more memory than the model."""
@@ -66,21 +66,28 @@ class Generation:
     """Whether the prefix cache is read and filled."""
 
     def arguments(
-        self, tokenizer: PreTrainedTokenizerBase, device: torch.device, recorder: LogprobRecorder | None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        output: Output,
+        on_deltas: Callable[[list[Delta]], None],
+        check: Callable[[], None],
     ) -> dict[str, Any]:
-        """Return the arguments of `generate` for one of the outputs."""
+        """Return the arguments of `generate` for one of the outputs, which is read as `OutputReader` has it."""
         ids, config = self.ids.to(device), copy.deepcopy(self.config)
+        recorder = None if self.logprobs is None else LogprobRecorder(self.logprobs)
+        reader = OutputReader(output, ids.shape[-1], recorder, on_deltas, check)
         arguments = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
             "logits_processor": processors(self, config, recorder),
             "generation_config": config,
             "tokenizer": tokenizer,
+            "streamer": reader,
         }
         if config.stop_strings:
-            stops = StopsAtStrings(tokenizer, config.stop_strings, self.new_output(), ids.shape[-1])
             config.stop_strings = None
-            arguments["stopping_criteria"] = StoppingCriteriaList([stops])
+            arguments["stopping_criteria"] = StoppingCriteriaList([reader])
         return arguments
 
 
@@ -121,25 +128,6 @@ class AdditivePenalties(LogitsProcessor):
         return scores - (counts * self._frequency + (counts > 0) * self._presence)
 
 
-class StopsAtStrings(StoppingCriteria):
-    """Ends one text, after its prompt of `prompt_tokens`, with the token that completes a stop string. Special tokens
-    count as they are written: a stop string may be one. `output` reads the text here to tell its parts.
-    """
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], output: Output, prompt_tokens: int
-    ) -> None:
-        self._text, self._trimmer, self._output = raw_text(tokenizer), StopTrimmer(stop), output
-        self._read = prompt_tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        text = self._text.push(input_ids[0, self._read :].tolist())
-        self._read = input_ids.shape[1]
-        if not self._output.passes_over(text):
-            self._trimmer.push(text)
-        return torch.tensor([self._trimmer.stopped], device=input_ids.device)
-
-
 class LogprobRecorder(LogitsProcessor):
     """The first processor of a text: changes nothing, and keeps the distributions until their tokens are known."""
 
@@ -177,32 +165,52 @@ def _scored(row: torch.Tensor, token: int, top: int) -> ScoredToken:
     return ScoredToken(token, max(float(row[token]), LEAST), best)
 
 
-class TokenStreamer:
-    """A streamer of `generate` that passes on the tokens of every step, scored where there is a recorder. `check` is
-    called with every step and every chunk of a prompt, and raises to end the sequence.
+class OutputReader(StoppingCriteria):
+    """Reads the tokens of one output as `generate` chooses them, each once: a streamer, and where there are stop
+    strings a criterion too. This loop calls the criterion first, transformers' own the streamer.
     """
 
     def __init__(
         self,
+        output: Output,
+        prompt_tokens: int,
         recorder: LogprobRecorder | None,
-        on_tokens: Callable[[list[ScoredToken]], None],
+        on_deltas: Callable[[list[Delta]], None],
         check: Callable[[], None],
     ) -> None:
-        self._recorder, self._on_tokens, self.reading_prompt = recorder, on_tokens, check
-        self._position: int | None = None
+        """`on_deltas` is called with the delta of each token of a step; `check` with every step and every chunk of a
+        prompt, and raises to end the sequence.
+        """
+        self._output, self._recorder, self._on_deltas, self.reading_prompt = output, recorder, on_deltas, check
+        self._read = self._streamed = prompt_tokens
+        """Tokens of the sequence that were read, and that the streamer was given."""
+        self._prompt_came = False
+        self._deltas: list[Delta] = []
+        """Of the tokens that were read and not passed on."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return whether the output ends with a stop string."""
+        self._push(input_ids[0, self._read :].tolist())
+        return torch.tensor([self._output.stopped], device=input_ids.device)
 
     def put(self, value: torch.Tensor) -> None:
         """Called by `generate`: with the prompt first, then with the tokens of each step."""
         self.reading_prompt()
-        start, tokens = self._position, value.flatten().tolist()
-        self._position = (start or 0) + len(tokens)
-        if start is None:
+        if not self._prompt_came:
+            self._prompt_came = True
             return
-        recorder = self._recorder
-        if recorder is None:
-            self._on_tokens([ScoredToken(token) for token in tokens])
-        else:
-            self._on_tokens([recorder.scored(start + place, token) for place, token in enumerate(tokens)])
+        tokens = value.flatten().tolist()
+        known = self._read - self._streamed
+        self._streamed += len(tokens)
+        self._push(tokens[known:])
+        deltas, self._deltas = self._deltas, []
+        self._on_deltas(deltas)
 
     def end(self) -> None:
         """Called after the last step; there is nothing to do."""
+
+    def _push(self, tokens: list[int]) -> None:
+        for token in tokens:
+            scored = ScoredToken(token) if self._recorder is None else self._recorder.scored(self._read, token)
+            self._read += 1
+            self._deltas.append(self._output.push([scored]))

@@ -23,9 +23,9 @@ from transformers import LogitsProcessor
 
 from .._util.text_stream import one_line
 from ..grammar.adapters import GrammarProcessor
-from ..grammar.calls import FunctionError, compiled_calls
 from ..grammar.compile import Grammar, compiled
 from ..grammar.json_schema.errors import Unenforced
+from ..grammar.parts import FunctionError, compiled_parts
 from ..grammar.vocabulary import special_tokens
 from ..hf.constrain import vocabulary_of
 from ..model.loading import Loaded
@@ -72,8 +72,8 @@ class Grammars:
         with self._vocabulary_lock:
             tokenizer, special = self._vocabulary
         kind, definition, strict = form
-        if kind == "calls":
-            return compiled_calls(tokenizer, definition, special)
+        if kind == "parts":
+            return compiled_parts(tokenizer, definition, special)
         return compiled(tokenizer, kind, definition, strict)
 
     @cached_property

@@ -135,7 +135,9 @@ class Output:
         """
         self._limit = config.max_new_tokens
         self._tokenizer = tokenizer
-        self._trimmer = StopTrimmer(config.stop_strings or (), include_stop)
+        stops = config.stop_strings or ()
+        self._trimmer, self._written = StopTrimmer(stops, include_stop), StopTrimmer(stops)
+        """Of the text that is shown, and of the text as it is written, which ends with the first stop string."""
         self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer)
         if new_parser is not None:
             self._reader = ParsedReader(tokenizer, self._trimmer, new_parser)
@@ -162,26 +164,23 @@ class Output:
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
-            self._reader.push(token, token.token not in self._hidden, delta)
+            self._written.push(self._reader.push(token, token.token not in self._hidden, delta))
         delta.pieces = merged(delta.pieces)
         return delta
-
-    def passes_over(self, text: str) -> bool:
-        """Add a text as it is written, with special tokens; return whether it is in the midst of reasoning or a call.
-        No stop string counts there: reasoning repeats words of the prompt, and a call would be cut.
-        """
-        before = self._reader.inside
-        if isinstance(self._reader, ParsedReader):
-            self._reader.feed(text)
-        return before and self._reader.inside
 
     def end(self) -> Delta:
         """Return what was held back, and why the output ended."""
         delta = self._waiting
         self._reader.end(self._last in self._eos, delta)
         delta.pieces = merged(delta.pieces)
-        delta.finish_reason, delta.stop_string = self._finish_reason, self._trimmer.matched
+        delta.finish_reason = self._finish_reason
+        delta.stop_string = self._trimmer.matched or self._written.matched
         return delta
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came."""
+        return self._written.stopped or self._trimmer.stopped
 
     @property
     def reasoning_tokens(self) -> int:
@@ -191,7 +190,7 @@ class Output:
     @property
     def _finish_reason(self) -> str:
         """A tool call, the end of the output or a stop string, or its length."""
-        ended = self._trimmer.stopped or self._last in self._eos
+        ended = self.stopped or self._last in self._eos
         full = self.tokens >= (self._limit or 0) and not ended
         if self._reader.calls and not (self._reader.cut and full):
             return "tool_calls"
@@ -211,7 +210,7 @@ class StopTrimmer:
     """Cuts a text that comes in pieces before the first stop string, or after it with `include`."""
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
-        self._stop, self._include, self._held = stop, include, ""
+        self.stops, self._include, self._held = stop, include, ""
         self.matched: str | None = None
         """The stop string that came."""
 
@@ -224,15 +223,15 @@ class StopTrimmer:
         """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
         if self.matched is not None:
             return ""
-        if not self._stop:
+        if not self.stops:
             return piece
         self._held += piece
-        places = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
+        places = [(place, stop) for stop in self.stops if (place := self._held.find(stop)) >= 0]
         if places:
             place, self.matched = min(places)
             safe, self._held = self._held[: place + len(self.matched) * self._include], ""
             return safe
-        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self.stops), default=0)
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
 
@@ -259,11 +258,12 @@ def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
 class PlainReader:
     """Reads an output that is all text."""
 
-    calls, cut, inside, reasoning_tokens = 0, False, False, 0
+    calls, cut, reasoning_tokens = 0, False, 0
     """It has no calls and no reasoning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
         self._text, self._trimmer = IncrementalText(tokenizer), trimmer
+        self._written = raw_text(tokenizer) if trimmer.stops else None
         self._unshown = deque[tuple[int, ScoredToken]]()
         """Tokens that are not shown yet, each with its offset in the text."""
         self._generated_characters = self._shown_characters = 0
@@ -273,10 +273,11 @@ class PlainReader:
         self._generated_characters = self._shown_characters = len(prompt)
         return [Piece("text", prompt)]
 
-    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> None:
-        """Add a token."""
+    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> str:
+        """Add a token; return the text in which stop strings count, with special tokens: a stop string may be one."""
         self._unshown.append((self._generated_characters, token))
         self._add(self._text.push([token.token] if shown else []), delta)
+        return "" if self._written is None else self._written.push([token.token])
 
     def end(self, ended: bool, delta: Delta) -> None:
         """Add what was held back. `ended`: the last token is an end of sequence, which is not shown."""
@@ -380,7 +381,7 @@ class ParsedReader:
         """Number of calls so far."""
         self.cut = False
         """Whether the output ended within its last call."""
-        self.inside = False
+        self._inside = False
         """Whether the output is in the midst of reasoning or of a call."""
         self.reasoning_tokens = 0
         """Number of tokens of reasoning, with its delimiters."""
@@ -400,14 +401,18 @@ class ParsedReader:
             self._prompted[texts[-1][0]] -= 1
         return self._pieces(events)
 
-    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> None:
-        """Add a token."""
+    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> str:
+        """Add a token; return the text in which stop strings count, with special tokens. None counts in the midst of
+        reasoning or a call: reasoning repeats words of the prompt, and a call would be cut.
+        """
         delta.tokens.append(token)
         delta.offsets.append(self._characters)
         text = self._text.push([token.token] if shown else [])
         self._characters += len(text)
         self._unread += 1
+        inside = self._inside
         delta.pieces += self.feed(text)
+        return "" if inside and self._inside else text
 
     def end(self, ended: bool, delta: Delta) -> None:
         """Add what was held back. `ended` changes nothing: the parser knows the end of an output."""
@@ -433,7 +438,7 @@ class ParsedReader:
             kind, name = event["type"], event.get("field")
             self.reasoning_tokens += self._unread if name in REASONING else 0
             self._unread = 0
-            self.inside = kind != "region_close" and name != "content"
+            self._inside = kind != "region_close" and name != "content"
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -2,7 +2,7 @@
 
 A response template, which transformers reads since 5.13, says where the parts of an output begin and end
 (huggingface.co/docs/transformers, "Response Parsing"). A tokenizer may bring one; here are those of families whose
-tokenizers did not. `grammar.calls` knows the delimiters that model families write around their calls.
+tokenizers did not. `grammar.parts` knows the delimiters that model families write around their calls.
 
 A model whose chat template shows no functions, or whose calls cannot be read, gets prompted tools: a text at the head
 of the conversation lists the functions as JSON and describes a call in the delimiters of Hermes and Qwen. Earlier calls
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from .._util.text_stream import one_line
-from ..grammar.calls import Calls, Function
 from ..grammar.json_schema.disjoint import Comparison
 from ..grammar.json_schema.references import References
+from ..grammar.parts import Function, OutputParts
 from ..model.loading import Loaded
 from .conversation import Message, Part, joined
 from .errors import ApiError
@@ -270,7 +270,7 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 _EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
 _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
 _FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
-"""Families of `grammar.calls` whose tokenizers bring a response template, by transformers' names of models."""
+"""Families of `grammar.parts` whose tokenizers bring a response template, by transformers' names of models."""
 _PROMPTED = "qwen_3"
 """The family whose delimiters prompted tools have."""
 
@@ -406,7 +406,7 @@ def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, promp
         Function(one["name"], one.get("parameters"), bool(one.get("strict")))
         for one in (tool["function"] for tool in tools)
     ]
-    calls = Calls(
+    parts = OutputParts(
         delimiters or _PROMPTED,
         functions,
         body.tool_mode,
@@ -414,7 +414,7 @@ def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, promp
         thinking,
         body.constraint.form if body.constraint else None,
     )
-    return Constraint(field, Form("calls", calls, True))
+    return Constraint(field, Form("parts", parts, True))
 
 
 def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:

@@ -48,10 +48,10 @@ _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class Form(NamedTuple):
-    """A grammar to compile, as `grammar.compile.compiled` takes it; or tool calls, as `grammar.calls` does."""
+    """A grammar to compile, as `grammar.compile.compiled` or, for the parts of an output, `grammar.parts` takes it."""
 
     kind: str
-    """A kind of `compiled`, or `calls`."""
+    """A kind of `compiled`, or `parts`."""
     definition: Any
     strict: bool
 

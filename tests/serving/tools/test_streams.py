@@ -102,6 +102,19 @@ def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, s
     assert (choice.message.model_extra.get("reasoning_content") == "well") == (THOUGHT in said)
 
 
+@pytest.mark.parametrize("stop", [None, ["never"], ["<end>", "well"]])
+def test_every_output_is_parsed_once(server, says, tokenizer, monkeypatch, stop):
+    """Stop strings are looked for in what is parsed to be shown."""
+    parsers, usual = [], tokenizer.get_response_parser
+    monkeypatch.setattr(tokenizer, "get_response_parser", lambda *a, **b: parsers.append(1) or usual(*a, **b))
+    says(f"{THOUGHT}Done")
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        before = len(parsers)
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 40, "stop": stop}
+        assert server.post(path, body).status_code == 200
+        assert len(parsers) == before + 1
+
+
 @pytest.mark.parametrize(
     "said", [f"{THOUGHT}done", f'{THOUGHT}<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>']
 )

@@ -32,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ from ..conversation import Message
 from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
-from ..output import ScoredToken
+from ..output import Delta, whole
 from ..protocol import ChatRequest, NonemptyText, Request, TokenLimit
 from .chat import prompt_of
 from .common import generation_of, output_of, written
@@ -87,16 +88,16 @@ async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
 async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGenerator[bytes]:
     """Yield the steps as server-sent events; an error ends them with an event that says so."""
     tokenizer, index = engine.loaded.tokenizer, 0
+    unreported = deque[Delta]()
     try:
         yield written("start", {"id": job.id, "model": engine.settings.name, "prompt_tokens": job.prompt_tokens})
-        async with contextlib.aclosing(engine.steps(job, generation, _reported)) as steps:
+        report = partial(_reported, unreported)
+        async with contextlib.aclosing(engine.steps(job, generation, report, unreported.extend)) as steps:
             async for step in steps:
-                (output,) = job.outputs
-                step["texts"] = [output.push([ScoredToken(token)]).of("text") for token in step["tokens"]]
                 step["draft"]["texts"] = [tokenizer.decode([token]) for token in step["draft"]["tokens"]]
                 yield written("step", {"index": index, **step})
                 index += 1
-        rest = job.outputs[0].end()
+        rest = whole(unreported)
         ending = {"text": rest.of("text"), "finish_reason": rest.finish_reason, "usage": job.usage()}
         yield written("end", ending)
     except CancelledError:
@@ -105,8 +106,13 @@ async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGe
         yield written("error", failure(error))
 
 
-def _reported(drafter: Drafter, put: Callable[[dict[str, Any]], None]) -> Drafter:
-    return StepReporter(drafter, lambda step, seconds: put(_plain_values(step, seconds)))
+def _reported(unreported: deque[Delta], drafter: Drafter, put: Callable[[dict[str, Any]], None]) -> Drafter:
+    def report(step: Step, seconds: float) -> None:
+        # A step that an error ended was not delivered.
+        texts = [unreported.popleft().of("text") for _ in step.tokens if unreported]
+        put({**_plain_values(step, seconds), "texts": texts})
+
+    return StepReporter(drafter, report)
 
 
 def _plain_values(step: Step, seconds: float) -> dict[str, Any]:

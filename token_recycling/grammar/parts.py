@@ -1,4 +1,4 @@
-"""Grammars of outputs with tool calls: the delimiters of model families, with the arguments as JSON of a schema.
+"""Grammars of outputs in parts: reasoning, then text, tool calls or a form; calls with the delimiters of their family.
 
 Each family writes its calls as its chat template shows them. Reasoning before them is free, and so is text, unless a
 call is required. A delimiter that is a special token of the tokenizer is matched as that token; no text and no string
@@ -106,36 +106,36 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """What an output with tools may be, or one with reasoning before its form."""
+class OutputParts:
+    """The parts that an output may have: reasoning, then free text or a form, and calls."""
 
     family: str
     functions: Sequence[Function]
-    """None where there are no tools, but a form."""
+    """May be none where there is a form."""
     mode: str = "auto"
     """`auto`, `none`, `required` or `named`: free text with or without calls, calls alone, or one call."""
     parallel: bool = True
     """Whether there may be several calls."""
     thinking: Literal["none", "possible", "begun"] = "none"
     """Whether the output may begin with reasoning, or the prompt has begun it."""
-    otherwise: tuple[str, Any, bool] | None = None
+    form: tuple[str, Any, bool] | None = None
     """The form of an output without calls, as of `compile.compiled`, in place of free text."""
 
 
-def compiled_calls(tokenizer: LLTokenizer, calls: Calls, special: Mapping[str, int]) -> Grammar:
-    """Compile the grammar of an output with tool calls; `special`: the special tokens of the tokenizer.
+def compiled_parts(tokenizer: LLTokenizer, parts: OutputParts, special: Mapping[str, int]) -> Grammar:
+    """Compile the grammar of an output in parts; `special`: the special tokens of the tokenizer.
 
     Raise FunctionError for parameters that cannot be held to.
     """
-    writer = _Writer(tokenizer, calls, special)
+    writer = _Writer(tokenizer, parts, special)
     return compiled_text(tokenizer, "tools", writer.lark(), writer.unenforced)
 
 
 class _Writer:
     """Writes the grammar in Lark's syntax, rule by rule."""
 
-    def __init__(self, tokenizer: LLTokenizer, calls: Calls, special: Mapping[str, int]) -> None:
-        self._tokenizer, self._calls, self._special = tokenizer, calls, special
+    def __init__(self, tokenizer: LLTokenizer, parts: OutputParts, special: Mapping[str, int]) -> None:
+        self._tokenizer, self._parts, self._special = tokenizer, parts, special
         self._rules: list[str] = []
         self._names = 0
         self._schemas: dict[str, Schema] = {}
@@ -145,7 +145,7 @@ class _Writer:
 
     def lark(self) -> str:
         """The whole grammar."""
-        family = FAMILIES[self._calls.family]
+        family = FAMILIES[self._parts.family]
         body = self._harmony() if family is None else self._body(family)
         self._rules.insert(0, f"start: {body}")
         return "\n".join(self._rules)
@@ -153,16 +153,16 @@ class _Writer:
     # The output
 
     def _body(self, family: Family) -> str:
-        calls = self._calls
-        if calls.otherwise is not None and not calls.functions:
-            return f"{self._thought()} {self._form(*calls.otherwise)}"
-        one = self._any(*(self._call(family, function) for function in calls.functions))
-        several = calls.parallel and calls.mode != "named"
+        parts = self._parts
+        if parts.form is not None and not parts.functions:
+            return f"{self._thought()} {self._form(*parts.form)}"
+        one = self._any(*(self._call(family, function) for function in parts.functions))
+        several = parts.parallel and parts.mode != "named"
         more = f" ({self._text(family.separator)} {one})*" if several else ""
         alone = f"{self._text(family.section[0])} {one}{more} {self._text(family.section[1])}"
-        if calls.otherwise is not None and calls.mode == "auto":
-            return f"{self._thought()} ({alone} | {self._form(*calls.otherwise)})"
-        if calls.mode != "auto":
+        if parts.form is not None and parts.mode == "auto":
+            return f"{self._thought()} ({alone} | {self._form(*parts.form)})"
+        if parts.mode != "auto":
             return f"{self._thought()} {alone}"
         return self._among_text(family, alone, several)
 
@@ -176,7 +176,7 @@ class _Writer:
         if family.section[0]:
             calls = alone.removeprefix(self._text(trigger))
         else:
-            calls = self._any(*(self._call(family, function, len(trigger)) for function in self._calls.functions))
+            calls = self._any(*(self._call(family, function, len(trigger)) for function in self._parts.functions))
         if several and not family.section[0]:
             return f"{self._thought()} ({head} {calls})* {self._free_text()}?"
         return f"{self._thought()} ({head} {calls} | {self._free_text(without=trigger)}?)"
@@ -184,7 +184,7 @@ class _Writer:
     def _free_text(self, without: str = "") -> str:
         """A terminal of text; reasoning is none of it."""
         excluded = [without] if without else []
-        if self._calls.thinking != "none" and _THINK[0] not in self._special:
+        if self._parts.thinking != "none" and _THINK[0] not in self._special:
             excluded.append(_THINK[0])
         return self._terminal(
             " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_slashed(re.escape(excerpt))}(?s:.*)/" for excerpt in excluded)])
@@ -195,7 +195,7 @@ class _Writer:
         begin, end = (self._text(mark) for mark in _THINK)
         special = _THINK[1] in self._special
         thought = f"/(?s:.*)/? {end}" if special else self._rule(r"/(?s:.*)<\/think>/", "[lazy]")
-        match self._calls.thinking:
+        match self._parts.thinking:
             case "none":
                 return ""
             case "begun":
@@ -205,12 +205,12 @@ class _Writer:
 
     def _harmony(self) -> str:
         """Messages of the channels of Harmony; a call ends the output."""
-        calls = self._calls
+        parts = self._parts
         begin, end = self._text("<|message|>"), self._text("<|end|>")
         channel, constrain = self._text("<|channel|>"), self._text("<|constrain|>")
         commentary = f'{channel} "commentary"'
         one_call = []
-        for function in calls.functions:
+        for function in parts.functions:
             to = json.dumps(f" to=functions.{function.name}")
             heads = [
                 f'{commentary} {to} " "? {constrain} "json" {begin}',
@@ -224,10 +224,10 @@ class _Writer:
         options = []
         if one_call:
             call = self._any(*one_call)
-            several = calls.parallel and calls.mode != "named" and not ends
+            several = parts.parallel and parts.mode != "named" and not ends
             options.append(f"{call} ({again} {call})*" if several else call)
-        if calls.mode not in ("required", "named"):
-            answer = "/(?s:.*)/?" if calls.otherwise is None else self._form(*calls.otherwise)
+        if parts.mode not in ("required", "named"):
+            answer = "/(?s:.*)/?" if parts.form is None else self._form(*parts.form)
             options.append(f'{channel} "final" {begin} {answer} ({end})?')
         return f"({analysis})* ({' | '.join(options)})"
 
