@@ -22,11 +22,10 @@ from ..drafters._base import Drafter
 from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
-from ..model.facts import kept_of
+from ..model.facts import kept_of, times_written
 from ..model.graphs.state import state_of
 from ..model.info import UnsupportedModelError
 from ..model.inspection import some_numbers
-from ..model.parts import times_written
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from .parts import address_of
+from .facts import address_of
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})

@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from ..costs import TICK
 from .compat import packed_product, packed_types, packed_weight, version
-from .facts import Kept, kept_of
-from .parts import address_of, parts_of
+from .facts import Kept, address_of, kept_of
+from .parts import parts_of
 
 _LEAST_BYTES = 4_000_000
 """Smaller weights, which fit into a core's caches, are packed only on request."""

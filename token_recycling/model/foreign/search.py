@@ -1,6 +1,6 @@
 """The search for foreign code: in the modules of a model, around all modules, and in the place of functions of torch
 and transformers. Nothing runs. A model is searched once for each of its forms (`facts`); every call compares the code
-in and around it with what it was (`parts.Fingerprint`).
+in and around it with what it was (`facts.Fingerprint`).
 """
 
 from __future__ import annotations

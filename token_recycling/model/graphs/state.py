@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..described import PLAIN, describe
-from ..parts import ATTRIBUTES_OF_TORCH, Identities, hooks_of, own_class, parts_of
+from ..facts import Identities
+from ..parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared otherwise, or decide nothing of a pass."""
