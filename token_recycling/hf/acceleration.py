@@ -97,10 +97,10 @@ class Acceleration:
         """Raise UnsupportedModelError unless the drafter can draft for a target that has changed, and the hidden states
         that it reads can be read.
         """
-        from ..model.hidden import layer_states
-
         try:
             if states := self.drafter.traits.states_read(target):
+                from ..model.hidden import layer_states
+
                 with layer_states(target.eager, states):
                     pass
             self.drafter.fit_again(target)

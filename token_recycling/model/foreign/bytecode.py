@@ -7,6 +7,8 @@ import functools
 from dataclasses import dataclass
 from types import CodeType
 
+from .search import codes_within
+
 _LOADING = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 _STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF", "IMPORT_NAME"})
 
@@ -32,37 +34,37 @@ class Operations:
 @functools.cache
 def operations_in(code: CodeType) -> Operations:
     """Read code, once."""
-    variables: set[str] = set()
-    attributes: set[str] = set()
+    variables, attributes, strings, set_on = set[str](), set[str](), set[str](), set[str]()
     stores: list[tuple[str, str]] = []
-    set_on: set[str] = set()
-    in_place = any(name.endswith("_") and not name.startswith("_") for name in code.co_names)
-    holder, sets = "", False
-    for instruction in dis.get_instructions(code):
-        operation, name = instruction.opname, str(instruction.argval)
-        if operation in _LOADING:
-            holder = name
-            if sets:
-                set_on.add(name)
-        elif operation == "STORE_ATTR":
-            set_on.add(holder)
-        elif not operation.startswith("LOAD_ATTR"):
-            holder = ""
-        sets = name == "setattr" if operation.startswith("LOAD_") else sets and operation == "PUSH_NULL"
-        if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-            variables.add(name)
-        elif operation in _STORING:
-            stores.append((operation, name))
-        elif name in code.co_names:
-            attributes.add(name)
-        in_place = in_place or operation == "STORE_SUBSCR" or (operation == "BINARY_OP" and "=" in instruction.argrepr)
-    strings = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
-    within = [operations_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    in_place = False
+    for each in codes_within(code):
+        strings |= {constant for constant in each.co_consts if isinstance(constant, str) and constant.isidentifier()}
+        in_place = in_place or any(name.endswith("_") and not name.startswith("_") for name in each.co_names)
+        holder, sets = "", False
+        for instruction in dis.get_instructions(each):
+            operation, name = instruction.opname, str(instruction.argval)
+            if operation in _LOADING:
+                holder = name
+                if sets:
+                    set_on.add(name)
+            elif operation == "STORE_ATTR":
+                set_on.add(holder)
+            elif not operation.startswith("LOAD_ATTR"):
+                holder = ""
+            sets = name == "setattr" if operation.startswith("LOAD_") else sets and operation == "PUSH_NULL"
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                variables.add(name)
+            elif operation in _STORING:
+                stores.append((operation, name))
+            elif name in each.co_names:
+                attributes.add(name)
+            writes = operation == "STORE_SUBSCR" or (operation == "BINARY_OP" and "=" in instruction.argrepr)
+            in_place = in_place or writes
     return Operations(
-        frozenset(variables).union(*(inner.globals for inner in within)),
-        frozenset(attributes).union(*(inner.attributes for inner in within)),
-        frozenset(strings).union(*(inner.strings for inner in within)),
-        (*stores, *(store for inner in within for store in inner.stores)),
-        frozenset(set_on - {""}).union(*(inner.set_on for inner in within)),
-        in_place or any(inner.in_place for inner in within),
+        frozenset(variables),
+        frozenset(attributes),
+        frozenset(strings),
+        tuple(stores),
+        frozenset(set_on - {""}),
+        in_place,
     )

@@ -18,7 +18,7 @@ import math
 import typing
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import Enum
-from types import CodeType, FunctionType, GenericAlias, MappingProxyType, MethodType, ModuleType, UnionType
+from types import FunctionType, GenericAlias, MappingProxyType, MethodType, ModuleType, UnionType
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from ..facts import address_of, times_written
 from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import ATTRIBUTES_OF_TORCH, FAMILIES, foreign_hooks, own_class, parts_of
 from .bytecode import operations_in
-from .search import Foreign
+from .search import Foreign, codes_within
 
 _LIBRARIES = frozenset(
     {
@@ -382,10 +382,7 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
     numbers: dict[int, None] = {}
 
     def add(value: Any) -> None:
-        if isinstance(value, CodeType):
-            for constant in value.co_consts:
-                add(constant)
-        elif isinstance(value, (tuple, frozenset, range)):
+        if isinstance(value, (tuple, frozenset, range)):
             for item in [*value][:_FEW]:
                 add(item)
         elif isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
@@ -396,7 +393,9 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
 
     for reach in searched:
         for function in reach.functions:
-            add(function.__code__)
+            for code in codes_within(function.__code__):
+                for constant in code.co_consts:
+                    add(constant)
         for _, value in reach.values if of_modules else reach.variables:
             add(value)
     return [*numbers][:_MOST_NUMBERS]
