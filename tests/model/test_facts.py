@@ -16,12 +16,12 @@ from support.cases import thinned
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.facts import kept_of
+from token_recycling.model.facts import facts_of
 from token_recycling.model.info import model_info
 
 
 def remembered(model, what, make, of="numbers"):
-    return kept_of(model).get(what, make, of)
+    return facts_of(model).get(what, make, of)
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_a_warning_is_given_once(model, caplog):
     """A training step is no reason to say it again."""
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         for _ in range(2):
-            kept_of(model).say_once("one")
-            kept_of(model).say_once("two")
+            facts_of(model).say_once("one")
+            facts_of(model).say_once("two")
             trained(model)
-        kept_of(tiny.llama()).say_once("one")
+        facts_of(tiny.llama()).say_once("one")
     assert [record.getMessage() for record in caplog.records] == ["one", "two", "one"]
 
 

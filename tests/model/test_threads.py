@@ -11,7 +11,7 @@ from support.architectures import BORDERS, chosen, model_of, named
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import token_recycling as tr
-from token_recycling.model.facts import kept_of
+from token_recycling.model.facts import facts_of
 from token_recycling.model.prefill import prefill
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
@@ -134,7 +134,7 @@ def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
 
 
 def remembered(model, what, make):
-    return kept_of(model).get(what, make)
+    return facts_of(model).get(what, make)
 
 
 def test_one_thread_makes_what_several_want(model):

@@ -204,7 +204,7 @@ class Rest(Drafter):
                 f"{store.path}: ids must be below {target.embedded}, the target's vocabulary, got "
                 f"{store.vocab_size - 1}; build a datastore with --model of this target"
             )
-        theirs = target.kept.get("tokenizer", lambda: tokenizer_of(target.model), of="form")
+        theirs = target.facts.get("tokenizer", lambda: tokenizer_of(target.model), of="form")
         self._checked = bool(store.tokenizer and theirs)
         if self._checked and store.tokenizer != theirs:
             raise DatastoreError(

@@ -377,12 +377,12 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
     """Warn, once per model, where transformers' or torch's own compilation is not used."""
     target = call.target
     if type(call.cache) is StaticCache:
-        target.kept.say_once(
+        target.facts.say_once(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
     if target.compiled:
-        target.kept.say_once(
+        target.facts.say_once(
             f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
             "shape; calls that are left to transformers use them",
         )

@@ -22,7 +22,7 @@ from ..drafters._base import Drafter
 from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
-from ..model.facts import kept_of, times_written
+from ..model.facts import facts_of, times_written
 from ..model.graphs.state import state_of
 from ..model.info import UnsupportedModelError
 from ..model.inspection import some_numbers
@@ -96,7 +96,7 @@ class Conversation:
     def _state(self) -> list[Any]:
         """Return something that a later one equals while the model computes the same keys and values of a text."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        code = kept_of(self.model).fingerprint.code
+        code = facts_of(self.model).fingerprint.code
         return [*map(_content, tensors), code, *state_of(self.model, self._target.info.attention, keep=True)]
 
     def _forget_prefixes(self) -> None:

@@ -42,7 +42,7 @@ logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
 Dependency = Literal["form", "numbers", "code"]
-"""What of a model a result depends on; see `Kept`."""
+"""What of a model a result depends on; see `Facts`."""
 _DECIDING = ("is_causal", "is_decoder", "layer_idx", "rope_type", "max_norm")
 """Attributes of parts that decide, besides a configuration, on whether and how a model is accelerated."""
 _LOOKED_THROUGH = frozenset({object, *LIBRARIES})
@@ -202,13 +202,13 @@ def _values_of(config: Any) -> dict[str, Any]:
 # Keeping
 
 
-class Kept:
-    """Results about a model, for as long as it is as it was: by what of its fingerprint they depend on. Those of its
+class Facts:
+    """Facts about a model, for as long as it is as it was: by what of its fingerprint they depend on. Those of its
     "code" depend on its numbers too, and those of its "numbers" on its form.
     """
 
-    def __init__(self, fingerprint: Fingerprint, before: Kept | None) -> None:
-        """`before`: results about the model as it was before, of which those of its form may still hold."""
+    def __init__(self, fingerprint: Fingerprint, before: Facts | None) -> None:
+        """`before`: facts about the model as it was before, of which those of its form may still hold."""
         same_form = before is not None and before.fingerprint.form == fingerprint.form
         of_form = before._results["form"] if before is not None and same_form else {}
         self._results: dict[str, dict[Hashable, Any]] = {"form": of_form, "numbers": {}, "code": {}}
@@ -250,20 +250,20 @@ def _made(make: Callable[[], T]) -> T:
     return make()
 
 
-_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+_by_model: WeakKeyDictionary[PreTrainedModel, Facts] = WeakKeyDictionary()
 _looking = threading.RLock()
 
 
-def kept_of(model: PreTrainedModel) -> Kept:
-    """Return the results about a model as it is."""
+def facts_of(model: PreTrainedModel) -> Facts:
+    """Return the facts about a model as it is."""
     with _looking:
-        before = _kept.get(model)
+        before = _by_model.get(model)
     now = Fingerprint(model)
     if before is not None and before.fingerprint.form == now.form and before.fingerprint.numbers == now.numbers:
         if before.fingerprint.code != now.code:
             before.forget_code(now)
         return before
     with _looking:
-        if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
-            kept = _kept[model] = Kept(now, before)
-    return kept
+        if (facts := _by_model.get(model)) is before or facts is None:  # no other thread has looked again meanwhile
+            facts = _by_model[model] = Facts(now, before)
+    return facts

@@ -49,7 +49,7 @@ from .compat import (
     is_as_compared,
     why_not_here,
 )
-from .facts import Kept, kept_of
+from .facts import Facts, facts_of
 from .inspection import arguments_of, input_device
 from .kv_cache import attends_to_blocks, can_be_taken, window_of
 from .origin import is_own
@@ -145,15 +145,15 @@ class ModelInfo:
         return {**{name: getattr(self, name) for name in plain}, "border": border, "notes": list(self.notes)}
 
 
-def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
+def model_info(model: PreTrainedModel, facts: Facts | None = None) -> ModelInfo:
     """Return what is known about a model without running it; it is kept until its parts, its weights or its
-    configuration change. Never raises for a model. `kept` are the results about it, if the caller has looked them up.
+    configuration change. Never raises for a model. `facts`: those about it, if the caller has looked them up.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         name = type(model).__name__
         return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_remedy_for(model)}")
-    kept = kept_of(model) if kept is None else kept
-    return kept.get("info", lambda: _examined(model), of="form")
+    facts = facts_of(model) if facts is None else facts
+    return facts.get("info", lambda: _examined(model), of="form")
 
 
 def _remedy_for(wrapper: Any) -> str:

@@ -76,14 +76,14 @@ class PassTimes:
             return self._curves[key]
 
     def _begun(self, sequences: int, length: int) -> np.ndarray:
-        by_length = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == sequences}
+        by_length = {n: shape * self._prior[0] for (count, n), shape in self._on_disk().items() if count == sequences}
         learned = {key: curve.seconds for key, curve in self._curves.items() if curve.steps}
         by_length |= {n: seconds for (count, n), seconds in learned.items() if count == sequences}
         if by_length:
             return by_length[min(by_length, key=lambda other: abs(math.log(other / length)))]
         return self._prior if sequences == 1 else shared_by(sequences, self.curve(1, length).seconds)
 
-    def _kept(self) -> dict[tuple[int, int], np.ndarray]:
+    def _on_disk(self) -> dict[tuple[int, int], np.ndarray]:
         """Return the plausible shapes on disk."""
         return {} if self._path is None else read_facts(self._path, self._parsed, {})
 
@@ -111,7 +111,7 @@ class PassTimes:
             if not learned:
                 return
             self._written = now
-        shapes = self._kept()
+        shapes = self._on_disk()
         for key, shape in learned.items():
             shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
         curves = [
@@ -132,7 +132,7 @@ def _plausible(shape: np.ndarray) -> bool:
 def pass_times(target: Target, kind: str = "") -> PassTimes:
     """Return the learned costs of a model in this process; `kind`: how steps are made, if not eagerly."""
     key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
-    return target.kept.get(key, partial(_new, target, kind), of="form")
+    return target.facts.get(key, partial(_new, target, kind), of="form")
 
 
 def agreed_time(target: Target, seconds: float) -> float:

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from ..costs import TICK
 from .compat import packed_product, packed_types, packed_weight, version
-from .facts import Kept, address_of, kept_of
+from .facts import Facts, address_of, facts_of
 from .parts import parts_of
 
 _LEAST_BYTES = 4_000_000
@@ -200,9 +200,9 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     """
     if wanted is not None and not isinstance(wanted, bool):
         raise TypeError(f"prepack must be True, False or None, got {wanted!r}")
-    parts, kept = parts_of(model), kept_of(model)
+    parts, facts = parts_of(model), facts_of(model)
     if wanted is False:
-        _drop(parts, kept)
+        _drop(parts, facts)
         return None
     modules, reason = _layers_among(parts)
     needed = sum(module.weight.nbytes for module in modules)
@@ -212,12 +212,12 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         if wanted:
             raise ValueError(f"cannot prepack this model: {reason}; leave prepack=True out")
         return None
-    packed = kept.recall(PREPACKED)
+    packed = facts.recall(PREPACKED)
     if packed is not None and packed.fixed == fixed and packed.unchanged:
         return packed
-    _drop(parts, kept)
+    _drop(parts, facts)
     began = time.perf_counter()
-    packed = kept.get(PREPACKED, lambda: Prepacked(modules, fixed))
+    packed = facts.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
         logger.warning("prepacked weights: %.1f s, once", time.perf_counter() - began)
     return packed
@@ -227,7 +227,7 @@ def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
     """Return the prepacked weights of a model in its present state, if there are any. Those that are no longer the
     model's, by what torch does not count, are dropped.
     """
-    packed = kept_of(model).recall(PREPACKED)
+    packed = facts_of(model).recall(PREPACKED)
     if packed is not None and not packed.unchanged:
         drop(model)
         return None
@@ -236,15 +236,15 @@ def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
 
 def drop(model: PreTrainedModel) -> None:
     """Forget packed weights, of whatever state of the model."""
-    _drop(parts_of(model), kept_of(model))
+    _drop(parts_of(model), facts_of(model))
 
 
-def _drop(parts: Iterable[nn.Module], kept: Kept) -> None:
+def _drop(parts: Iterable[nn.Module], facts: Facts) -> None:
     for module in parts:
         layer = vars(module).get("forward")
         if isinstance(layer, _Layer):
             layer._owner.drop()
-    kept.forget(PREPACKED)
+    facts.forget(PREPACKED)
 
 
 def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:

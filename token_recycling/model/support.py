@@ -36,7 +36,7 @@ def ready(model: PreTrainedModel) -> Target:
         raise UnsupportedModelError(reason)
     configured = attention_name(target.config)
     if configured not in MASKED_ATTENTION:
-        target.kept.say_once(
+        target.facts.say_once(
             f"{configured} takes no tree mask: accelerated calls use {target.info.attention}; all others, and the "
             f"model after them, keep {configured}"
         )
@@ -56,19 +56,19 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _why_not(target: Target) -> str | None:
     """Return why the self-test refuses a model, or None; families tested before need none."""
-    kept, info = target.kept, target.info
-    if kept.recall(_PASSED):
+    facts, info = target.facts, target.info
+    if facts.recall(_PASSED):
         return None
     if info.tested and not info.quantised:
-        verdict = kept.recall(_SELF_TEST, of="code")
+        verdict = facts.recall(_SELF_TEST, of="code")
     else:  # what fails with a hook may pass without it
         from .self_test import kept_verdict
 
-        verdict = kept.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
+        verdict = facts.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:
-        kept.get(_PASSED, lambda: True)
+        facts.get(_PASSED, lambda: True)
         return None
     foreign = foreign_code(target.model)
     return verdict.reason if not foreign else f"{verdict.reason}; it runs {listed(foreign)}"
@@ -97,9 +97,9 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
         target = Target(model)
     except UnsupportedModelError as error:
         return replace(info, reason=str(error))
-    target.kept.forget(_SELF_TEST)
-    target.kept.forget(_PASSED)
-    result = target.kept.get(_SELF_TEST, lambda: verdict(target), of="code")
+    target.facts.forget(_SELF_TEST)
+    target.facts.forget(_PASSED)
+    result = target.facts.get(_SELF_TEST, lambda: verdict(target), of="code")
     info = replace(info, reason=result.reason, difference=result.difference, notes=(*info.notes, *result.notes))
     captured = passes_or_reason(target) if info.supported else None
     return replace(info, no_fast_path=captured) if isinstance(captured, str) else info

@@ -24,7 +24,7 @@ from ..trees.draft import Draft
 from .architectures import Reach
 from .attention import attending, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
-from .facts import kept_of
+from .facts import facts_of
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import arguments_of, bytes_read, context_length, input_device, shape_of, vocabulary_size
 from .kv_cache import TreeCache, layout_of
@@ -48,9 +48,9 @@ class Target:
         """Raises UnsupportedModelError as far as it shows without trying, as `support.ready` does."""
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(model_info(model).reason)
-        self.kept = kept_of(model)
+        self.facts = facts_of(model)
         """Facts about the model in its present state."""
-        self.info = info = model_info(model, self.kept)
+        self.info = info = model_info(model, self.facts)
         """Facts that hold without running it."""
         if info.reason is not None:
             raise UnsupportedModelError(info.reason)
@@ -125,8 +125,8 @@ class Target:
 
     def is_current(self) -> bool:
         """Whether the model is as it was when it was made ready."""
-        kept, packed = kept_of(self.model), self.prepacked
-        if kept is not self.kept or kept.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
+        facts, packed = facts_of(self.model), self.prepacked
+        if facts is not self.facts or facts.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
             return False
         if not is_uncompiled(self.eager, self.model):
             return False
@@ -166,7 +166,7 @@ class Target:
             return contextlib.nullcontext
         from .frequencies import Frequencies
 
-        return Frequencies(self.model, self.kept.lock).turn
+        return Frequencies(self.model, self.facts.lock).turn
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache."""

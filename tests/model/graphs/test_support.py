@@ -145,7 +145,7 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     target = Target(model)
     passes = passes_or_reason(target)
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
-    played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
+    played = SimpleNamespace(device=torch.device("cuda"), facts=target.facts)
     backend = Backend("auto")
     assert backend.taken(played, target.new_cache()) is passes
     assert backend.taken(played, target.new_cache()) is None, "one call of a model at a time"

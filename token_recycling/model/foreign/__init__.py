@@ -108,4 +108,4 @@ def _code_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
         pieces = foreign_code(target.model, target.info.quantised)
         return pieces, why_not_plain_loop(target.model, pieces)
 
-    return target.kept.get("foreign code", search, of="code")
+    return target.facts.get("foreign code", search, of="code")

@@ -107,13 +107,13 @@ def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], what: Hashable, trial: Callable[[], T]
 ) -> T:
     """Return the result of a trial of the same code, or make it."""
-    kept = target.kept
-    numbers: Numbers = kept.get("numbers of tensors", dict, of="form")
-    results: dict[Hashable, T] = kept.get("trials", dict, of="form")
+    facts = target.facts
+    numbers: Numbers = facts.get("numbers of tensors", dict, of="form")
+    results: dict[Hashable, T] = facts.get("trials", dict, of="form")
     training = tuple(part.training for part in parts_of(target.model))
     form = what, target.dtype, training, form_of(foreign, searched, numbers)
     if form not in results:
-        with kept.lock:  # one thread tries it while others of the model wait
+        with facts.lock:  # one thread tries it while others of the model wait
             if form not in results:
                 if len(results) >= _MOST_TRIALS:
                     results.clear()

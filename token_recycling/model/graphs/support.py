@@ -88,7 +88,7 @@ class _Captures:
 def passes_or_reason(target: Target) -> CapturedPasses | str:
     """Return the model's captured passes, made once for each state of the model, or why it has none."""
     reason = why_not_captured(target.info) or _by_surroundings(target.device)
-    return reason or target.kept.get("captured passes", _Captures).of(target)
+    return reason or target.facts.get("captured passes", _Captures).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
