@@ -62,9 +62,9 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
     if cached and (converted := {states.dtype for states in keys} - {target.dtype}):
         return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
     if info.recurrent and type(cache) is StaticCache:
-        return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
+        return f"a static cache is unsupported for {info.name}, which has recurrent states; use a dynamic one"
     if info.recurrent and cached and batch > 1:
-        return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
+        return f"several sequences at once with {info.name} need an empty cache, got one of {cached} tokens"
     if reason := info.why_not_read_on(cached, length):
         return reason
     if isinstance(cache, QuantizedCache):
@@ -91,7 +91,7 @@ def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         kept = layer.max_cache_len if sliding else window_of(layer)
         if 0 < kept < min(most, window or most):
-            return f"the cache keeps {kept} tokens, but {info.model} attends to {window or 'all'}; pass one made for it"
+            return f"the cache keeps {kept} tokens, but {info.name} attends to {window or 'all'}; pass one made for it"
     return None
 
 

@@ -100,7 +100,7 @@ class KeyBias:
 
 
 @dataclass(frozen=True)
-class Exceptional:
+class Needs:
     """Needs of a family besides masks; biases and borders are made from its configuration, None if nothing."""
 
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
@@ -129,17 +129,17 @@ def _phi3_border(config: PretrainedConfig) -> Border | None:
     return border and replace(border, reread=hasattr(config, "original_max_position_embeddings"))
 
 
-EXCEPTIONS: dict[str, Exceptional] = {
-    "bloom": Exceptional(key_bias=lambda config: KeyBias("alibi")),
-    "mpt": Exceptional(key_bias=lambda config: KeyBias("position_bias", shared=True)),
-    "falcon": Exceptional(key_bias=lambda config: KeyBias("alibi", in_mask=True) if config.alibi else None),
-    "llama4_text": Exceptional(border=_llama4_border),
-    "minimax_m3_vl_text": Exceptional(border=_minimax_m3_border),
-    "phi3": Exceptional(border=_phi3_border),
-    "phimoe": Exceptional(border=_phi3_border),
-    "gpt_neo": Exceptional(slots=True),
-    "inkling_text": Exceptional(slots=True),
-    "inkling2_text": Exceptional(slots=True),
+EXCEPTIONS: dict[str, Needs] = {
+    "bloom": Needs(key_bias=lambda config: KeyBias("alibi")),
+    "mpt": Needs(key_bias=lambda config: KeyBias("position_bias", shared=True)),
+    "falcon": Needs(key_bias=lambda config: KeyBias("alibi", in_mask=True) if config.alibi else None),
+    "llama4_text": Needs(border=_llama4_border),
+    "minimax_m3_vl_text": Needs(border=_minimax_m3_border),
+    "phi3": Needs(border=_phi3_border),
+    "phimoe": Needs(border=_phi3_border),
+    "gpt_neo": Needs(slots=True),
+    "inkling_text": Needs(slots=True),
+    "inkling2_text": Needs(slots=True),
 }
 """Families that masks and positions alone do not make exact."""
 

@@ -33,8 +33,8 @@ from .architectures import (
     TESTED,
     WITH_STATES,
     Border,
-    Exceptional,
     KeyBias,
+    Needs,
     Reach,
     changes_frequencies,
     index_border,
@@ -74,7 +74,7 @@ class ModelInfo:
     are set.
     """
 
-    model: str
+    name: str
     """Name of its class."""
     family: str
     """`model_type` of the configuration of its text decoder."""
@@ -118,11 +118,11 @@ class ModelInfo:
     def why_not_batch(self) -> str | None:
         """Why batches and padded sequences cannot be decoded; None if they can."""
         if self.border is not None:
-            return f"{self.model} decodes one sequence without padding at a time: {self.border.why}"
+            return f"{self.name} decodes one sequence without padding at a time: {self.border.why}"
         if not self.branches:
-            return f"{self.model} decodes one sequence without padding at a time: its positions are cache slots"
+            return f"{self.name} decodes one sequence without padding at a time: its positions are cache slots"
         if self.key_bias is not None and self.key_bias.shared:
-            return f"{self.model} decodes one sequence without padding at a time: all sequences share one ALiBi"
+            return f"{self.name} decodes one sequence without padding at a time: all sequences share one ALiBi"
         return None
 
     def why_not_read_on(self, cached: int, length: int) -> str | None:
@@ -130,7 +130,7 @@ class ModelInfo:
         if self.reads_on or not cached or length - cached == 1:
             return None
         return (
-            f"the cache must lack only the last of {length} tokens, got one of {cached}: {self.model} reads several "
+            f"the cache must lack only the last of {length} tokens, got one of {cached}: {self.name} reads several "
             "tokens after a cache in another way than one by one; pass all tokens without a cache"
         )
 
@@ -140,9 +140,10 @@ class ModelInfo:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        plain = ("model", "family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
+        plain = ("family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
         border = None if self.border is None else self.border.at
-        return {**{name: getattr(self, name) for name in plain}, "border": border, "notes": list(self.notes)}
+        values = {name: getattr(self, name) for name in plain}
+        return {"model": self.name, **values, "border": border, "notes": list(self.notes)}
 
 
 def model_info(model: PreTrainedModel, facts: Facts | None = None) -> ModelInfo:
@@ -177,8 +178,8 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         several = "it has several for bytes and patches"
         return ModelInfo(name, family, f"{name} has no single stack of layers: {several}")
     parts, arguments, cached = parts_of(model), arguments_of(model), DynamicCache(config=config).layers
-    exceptional = EXCEPTIONS.get(family, Exceptional())
-    key_bias = exceptional.key_bias(config)
+    needs = EXCEPTIONS.get(family, Needs())
+    key_bias = needs.key_bias(config)
     recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
     quantised, sharing = _quantisation(model)
     reason = (
@@ -195,10 +196,10 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     if reason is not None:
         return ModelInfo(name, family, reason)
     indexed = any(type(layer) is DynamicIndexedLayer for layer in cached)
-    border = index_border(config) if indexed else exceptional.border(config) or rotary_border(config)
+    border = index_border(config) if indexed else needs.border(config) or rotary_border(config)
     layers = _reaches(config)
     attends = any(isinstance(layer, CacheLayerMixin) for layer in cached)
-    branches = not exceptional.slots and (not attends or key_bias is not None or "position_ids" in arguments)
+    branches = not needs.slots and (not attends or key_bias is not None or "position_ids" in arguments)
     how = _how(layers, key_bias) if attends else ""
     attention, notes = attention_name(config), []
     if attention not in MASKED_ATTENTION:

@@ -97,7 +97,7 @@ def verdict(target: Target) -> Verdict:
         trees, scale = largest_difference(target, text, parents)
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
-            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.model, left)
+            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.name, left)
         plain = _differs_by_rows(target, random_tokens(target, max(_KERNEL_ROWS)))
         behind = _differs_by_rows(target, text, behind_cache=True)
     except Exception as error:  # a model of an unknown kind can fail in any way
@@ -106,16 +106,16 @@ def verdict(target: Target) -> Verdict:
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
     reason = None
     if not scale > 0:
-        reason = f"all logits of {info.model} are equal, so that the self-test is meaningless; load its weights"
+        reason = f"all logits of {info.name} are equal, so that the self-test is meaningless; load its weights"
     elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
         reason = (
-            f"{depends_on_rows(info.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
+            f"{depends_on_rows(info.name)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
             "activations that are quantised as it runs share one scale or are rounded coarsely; quantise weights alone"
         )
     elif not difference <= tolerance:
         reason = (
             f"logits of a tree differ from linear decoding by {difference:.1e}, tolerance {tolerance:.1e}: "
-            f"{info.model} does not follow the mask or the positions it is given"
+            f"{info.name} does not follow the mask or the positions it is given"
         )
     return Verdict(reason, difference, notes)
 

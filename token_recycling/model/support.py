@@ -89,7 +89,7 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     info = replace(info, no_fast_path=why_not_captured(info))
     if info.quantised or not info.tested:
         reason = "quantised" if info.quantised else f"family {info.family!r}"
-        note = f"{info.model} ({reason}) is not among those tested: a self-test decides"
+        note = f"{info.name} ({reason}) is not among those tested: a self-test decides"
         info = replace(info, notes=(*info.notes, note))
     if not self_test:
         return info

@@ -58,7 +58,7 @@ def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
 def _print_support(out: Console, support: ModelInfo) -> None:
     """Print whether and how a model is supported."""
     lines = [
-        ("model", f"{support.model}, family {support.family}"),
+        ("model", f"{support.name}, family {support.family}"),
         ("supported", "yes" if support.supported else "no"),
         ("because" if support.reason else "how", support.reason or support.how),
     ]

@@ -41,15 +41,15 @@ def why_not_captured(info: ModelInfo) -> str | None:
     if not info.tested:
         return f"family {info.family!r} was not tested"
     if info.family in _HOST_BOUND:
-        return f"{info.model} {_HOST_BOUND[info.family]}"
+        return f"{info.name} {_HOST_BOUND[info.family]}"
     if info.recurrent:
-        return f"{info.model} has recurrent layers"
+        return f"{info.name} has recurrent layers"
     if not info.branches:
-        return f"{info.model} takes no positions: it counts cache slots"
+        return f"{info.name} takes no positions: it counts cache slots"
     if info.key_bias is not None:
-        return f"{info.model} takes no positions: it has ALiBi"
+        return f"{info.name} takes no positions: it has ALiBi"
     if info.border is not None:
-        return f"{info.model} computes differently by length: {info.border.why}"
+        return f"{info.name} computes differently by length: {info.border.why}"
     return None
 
 
