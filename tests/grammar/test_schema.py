@@ -84,6 +84,9 @@ ENFORCED: list[dict[str, Any]] = [
     {"type": "array", "items": {"enum": [1, "a", True]}, "uniqueItems": True},
     {"type": "array", "items": {"$ref": "#/$defs/i"}, "$defs": {"i": {"const": 1}}, "uniqueItems": True, "minItems": 1},
     {"prefixItems": [{"const": "a"}, {"const": 1}], "items": False, "uniqueItems": True},
+    {"type": "array", "items": {"type": ["boolean", "null"]}, "uniqueItems": True},
+    {"not": {"pattern": "^[ab]*$"}}, {"if": {"pattern": "^a|b$"}, "then": {"maxLength": 1}},
+    {"properties": {"a": {"$recursiveRef": "#"}, "b": {"type": "string"}}, "type": "object"},
     {"uniqueItems": False}, {"uniqueItems": True, "maxItems": 1}, {"unevaluatedItems": False, "prefixItems": [True]},
     {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, {"required": ["a"]},
     {"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"a": False}},
@@ -110,7 +113,7 @@ ENFORCED: list[dict[str, Any]] = [
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a": {"not": {"const": [1]}}}}, "#/properties/a/not"),
-    ({"if": {"pattern": "a"}, "then": {"maxLength": 1}}, "#/if"),
+    ({"if": {"pattern": "abc"}, "then": {"maxLength": 1}}, "#/if"),
     ({"type": "number", "not": {"type": "integer"}}, "#/not"),
     (
         {"if": {"type": "string"}, "then": {"maxLength": 1}, "$schema": "http://json-schema.org/draft-06/schema#"},
@@ -120,7 +123,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"not": {"const": "a\x01"}}, "#/not"),
     ({"not": {"enum": [f"{number}" * 99 for number in range(9)]}}, "#/not"),
     ({"type": "array", "items": {"enum": [*range(9)]}, "uniqueItems": True}, "#/uniqueItems"),
-    ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, "#/uniqueItems"),
+    ({"type": "array", "items": {"type": "integer", "minimum": 1}, "uniqueItems": True}, "#/uniqueItems"),
+    ({"not": {"format": "date-time"}}, "#/not"),
+    ({"oneOf": [{"pattern": "^a.b"}, {"pattern": "^b"}]}, "#/oneOf"),
     ({"items": {"enum": ["a"]}, "uniqueItems": True}, "#/uniqueItems"),
     ({"uniqueItems": True}, "#/uniqueItems"),
     ({"items": [{"type": "boolean"}] * 2, "additionalItems": False, "uniqueItems": True}, "#/uniqueItems"),
@@ -179,6 +184,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "file:///etc/passwd"}, "#/$ref"),
     ({"$ref": "#/$defs/none"}, "#/$ref"),
     ({"$dynamicRef": "#x"}, "#/$dynamicRef"),
+    (
+        {"$dynamicRef": "#x", "$dynamicAnchor": "x", "$defs": {"e": {"$id": "http://e/e", "$dynamicAnchor": "x"}}},
+        "#/$dynamicRef",
+    ),
+    ({"items": {"$recursiveRef": "#"}, "$defs": {"e": {"$id": "http://e/e"}}}, "#/items/$recursiveRef"),
     ({"const": 9007199254740993}, "#/const"),
     ({"enum": ["a", "\x00"]}, "#/enum"),
     ({"type": "any"}, "#/type"),

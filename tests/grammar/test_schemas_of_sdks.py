@@ -194,6 +194,15 @@ WRITTEN: dict[str, Any] = {
     "a rating": {"type": "number", "multipleOf": 0.1, "minimum": 0, "maximum": 5},
     "a float of C": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
     "a tag among any": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A},
+    "a tree": {
+        "$dynamicAnchor": "node",
+        "type": "object",
+        "properties": {"v": INTEGER, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+        "required": ["v"],
+        "additionalProperties": False,
+    },
+    "an address": {"oneOf": [{**TEXT, "format": "ipv4"}, {**TEXT, "format": "ipv6"}]},
+    "a name but some": {**TEXT, "maxLength": 8, "not": {"pattern": "^(admin|root)$"}},
     "a number but one": {"type": "number", "not": {"const": 0}},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
@@ -203,7 +212,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
     "an item of": ({"type": "array", "contains": A, "maxContains": 1}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
-    "a dynamic reference": ({"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, "#/properties/a"),
+    "a list of dates or times": ({"oneOf": [{"format": "date"}, {"format": "date-time"}]}, "#/oneOf"),
 }
 SCHEMAS = {
     **WRITTEN,

@@ -50,6 +50,14 @@ NAMES = [{"pattern": "^a"}, {"enum": ["a", "é"]}, {"maxLength": 1}, {"const": "
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email",
            "idn-hostname", "iri", "uri-reference", "iri-reference", "json-pointer", "relative-json-pointer", "regex",
            "uri-template", "unknown"]  # fmt: skip
+TEXTS: list[SCHEMA] = [
+    {"pattern": "^a"}, {"pattern": "b$"}, {"pattern": "^[ab]+$|é"}, {"pattern": "^(a|12)$"}, {"format": "date"},
+    {"format": "email"}, {"format": "ipv4"}, {"format": "uuid"}, {"const": "aa"}, {"maxLength": 1},
+]  # fmt: skip
+FEW: list[SCHEMA] = [
+    {"type": "boolean"}, {"type": ["null", "boolean"]}, {"type": "integer", "minimum": 0, "exclusiveMaximum": 2.5},
+    {"anyOf": [{"const": 1}, {"type": "null"}]}, {"enum": [1, True, "a", 1.0]},
+]  # fmt: skip
 KINDS: dict[str, list[SCHEMA]] = {
     "oneOf": [{"oneOf": [one, other]} for one, other in products(CHOICES, CHOICES)]
     + [{"oneOf": [{"oneOf": [one]}, {"const": [3]}]} for one in CHOICES],
@@ -167,12 +175,40 @@ KINDS: dict[str, list[SCHEMA]] = {
             [{}, {"minContains": 2}, {"minContains": 0, "maxContains": 0}, {"maxContains": 2}],
         )
     ],
+    "not of some texts": [
+        {**kind, "not": {"anyOf": [one, other]}}
+        for kind in (TEXT, {"type": ["string", "null"]})
+        for one, other in itertools.combinations(TEXTS, 2)
+    ],
+    "one of two texts": [{"oneOf": [{**TEXT, **one}, other]} for one, other in itertools.combinations(TEXTS, 2)],
+    "different items": [
+        {"type": "array", "prefixItems": [one, other], "items": more, "uniqueItems": True}
+        for one, other, more in products(FEW, FEW, [False, {"enum": ["a", 1, None]}])
+    ],
+    "one of two lists": [
+        {"oneOf": [{"type": "array", "minItems": 1, **one}, {"type": "array", **other}]}
+        for one, other in itertools.permutations(
+            [
+                {"items": INTEGER},
+                {"items": TEXT},
+                {"prefixItems": [{"type": "null"}]},
+                {"items": {"type": "array"}},
+                {},
+            ],
+            2,
+        )
+    ],
+    "dynamic references": [
+        of(_dynamicAnchor=anchor, anyOf=[one, array], **{"$defs": {"d": {"$anchor": "other"}}})
+        for anchor, one, reference in products(["n", "m"], CHOICES, ["#n", "#", "#/anyOf/0", "#other"])
+        for array in [{"type": "array", "items": of(_dynamicRef=reference), "maxItems": 1}]
+    ],
     "properties in number": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
     ],
 }
-FEWEST = {"propertyNames": 20, "not": 8, "if": 16, "properties in number": 30}
+FEWEST = {"propertyNames": 20, "one of two lists": 8, "not": 8, "if": 16, "properties in number": 30}
 """Of kinds of which another share than half is enforced."""
 VALUES: list[Any] = [
     *SCALARS, [], {}, [1], [1, 1], ["a"], ["a", "a"], [None, "a"], ["a", "b"], [1, "a", None, True], [3], [[]],

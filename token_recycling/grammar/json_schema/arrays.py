@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .complement import EXPRESSIBLE, either
-from .json_values import Schema, unwritable
+from .json_values import Schema, equal, unwritable
 from .keywords import says_nothing
 from .walk import Node
 
@@ -72,17 +72,36 @@ def _unique_items(node: Node) -> None:
         most = min(most, len(first))
     if most <= 1 or (own.get("items") is False and node.exclusive(first)):
         return
-    values = node.walk.comparison.listed(items, node.resource)
-    alone = node.kinds == {"array"} and own.keys() <= {"type", "items", "minItems", "maxItems"}
-    if values is None or not alone or unwritable(values) is not None:
-        node.note("uniqueItems", "is supported of arrays whose items are listed by enum or const")
+    listed = [node.walk.comparison.listed(item, node.resource) for item in first]
+    rest = node.walk.comparison.listed(items, node.resource) if most > len(first) else []
+    alone = node.kinds == {"array"} and own.keys() <= {"type", "prefixItems", "items", "minItems", "maxItems"}
+    if rest is None or None in listed or not alone or unwritable([rest, listed]) is not None:
+        node.note("uniqueItems", "is supported of arrays whose items are listed, or of few values")
         return
-    sizes = range(own.get("minItems", 0), int(min(most, len(values), _MAX_DIFFERENT)) + 1)
-    if sum(math.perm(len(values), size) for size in sizes) > _MAX_ARRAYS:
+    longest = int(min(most, len(first) + len(rest), _MAX_DIFFERENT))
+    places = [*filter(None, listed), *[rest] * longest][:longest]
+    arrays = _different(places, own.get("minItems", 0))
+    if len(arrays) > _MAX_ARRAYS:
         node.note("uniqueItems", f"is supported where at most {_MAX_ARRAYS} arrays have different items")
         return
     own.clear()
-    own["enum"] = [list(array) for size in sizes for array in itertools.permutations(values, size)]
+    own["enum"] = arrays
+
+
+def _different(places: Sequence[Sequence[Any]], shortest: int) -> list[list[Any]]:
+    """Return the arrays of different items, of which each has one of some values, shortest first; some of them if they
+    are many.
+    """
+    longer = [list[Any]()]
+    arrays = [] if shortest else [*longer]
+    for size, values in enumerate(places, 1):
+        longer = [
+            [*array, value] for array in longer for value in values if not any(equal(value, item) for item in array)
+        ]
+        arrays += longer if size >= shortest else []
+        if len(longer) > _MAX_ARRAYS:
+            return longer
+    return arrays
 
 
 def _contains(node: Node) -> None:

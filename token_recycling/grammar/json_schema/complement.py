@@ -13,13 +13,18 @@ from functools import partial
 from typing import Any
 
 from .disjoint import Comparison
+from .formats import NO_VALID_STRINGS
 from .json_values import TYPES, Schema, at_pointer, is_count, kind_of, strings, type_of, types_named, unwritable
 from .keywords import about, keywords
+from .lookahead import nowhere
 from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, says_how_a_limit_is_meant
 from .patterns import excluding
 from .references import References
 
-EXPRESSIBLE = "types, ranges, lengths, constants but arrays and objects, and properties that have these or are missing"
+EXPRESSIBLE = (
+    "types, ranges, lengths, constants but arrays and objects, simple patterns, some formats, and properties that have "
+    "these or are missing"
+)
 """The schemas whose complements are known, in the words of errors."""
 MAX_PARTS = 1_000
 """Most schemas of a document whose complements are looked for."""
@@ -78,6 +83,10 @@ class Complements:
                 return {"type": kinds[0], f"max{keyword[3:]}": int(value) - 1} if value else False
             case "maxLength" | "maxItems", _ if is_count(value):
                 return {"type": kinds[0], f"min{keyword[3:]}": int(value) + 1}
+            case "format", str() if value in NO_VALID_STRINGS:
+                return {"type": "string", "pattern": NO_VALID_STRINGS[value]} if "string" in among else False
+            case "pattern", str():
+                return _unmatched(value)
             case "required", list() if strings(value) == value and unwritable(value) is None:
                 return either(_lacking(name) for name in value)
             case "properties", dict():
@@ -131,6 +140,14 @@ def _other_values(values: list[Any], among: Set[str]) -> Schema | None:
     if "number" in kinds:
         left += _between(sorted({value for value in values if kind_of(value) == "number"}), among)
     return _if_known(either, left)
+
+
+def _unmatched(pattern: str) -> Schema | None:
+    """Return the schema of the strings that do not match a pattern."""
+    try:
+        return both({"type": "string", "pattern": other} for other in nowhere(pattern))
+    except ValueError:
+        return None
 
 
 def _between(numbers: list[float], among: Set[str]) -> list[Schema | None]:

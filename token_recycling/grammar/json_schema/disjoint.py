@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
-from .json_values import TYPES, Schema, at_pointer, equal, strings, type_of, types_named
+from .json_values import TYPES, Schema, at_pointer, equal, is_count, strings, type_of, types_named
 from .keywords import keywords
+from .numbers import EXCLUSIVE, LOWER, inclusive, limit_of
 from .references import References
 
 MAX_COMPARISONS = 5_000
@@ -28,15 +30,10 @@ class Comparison:
         self._document, self._references = document, references
         self._comparisons = MAX_COMPARISONS
 
-    @cached_property
-    def _has_resources(self) -> bool:
-        """Whether some references are relative to another schema than the document."""
-        return any(place != "#" for _, place in self._references.anchors.values())
-
     def _gives_up(self, depth: int) -> bool:
         """Count a schema that is looked at; return whether it is one too many, or nested too deeply."""
         self._comparisons -= 1
-        return self._comparisons < 0 or depth > 4 or self._has_resources
+        return self._comparisons < 0 or depth > 4 or self._references.has_resources
 
     def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
         """Whether it is certain that no value is valid under both schemas."""
@@ -56,6 +53,12 @@ class Comparison:
             for options in _choices(branches):
                 if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
                     return True
+        if _kinds(ours) == _kinds(theirs) == {"array"}:
+            return any(_is_never_empty(part) for part in (*ours, *theirs)) and any(
+                self.disjoint(mine, yours, resource, depth + 1)
+                for mine in _first_items(ours)
+                for yours in _first_items(theirs)
+            )
         if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
             return False
         required = {name for part in (*ours, *theirs) for name in strings(part.get("required"))}
@@ -123,14 +126,21 @@ class Comparison:
         return set().union(*properties) if all(isinstance(listed, dict) for listed in properties) else None
 
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
-        """Return the different values of a schema that lists them, and says no more of them than their types; else
-        None.
+        """Return the different values of a schema that lists them, or has few of its types and within its limits; None
+        if it says more.
         """
         parts = self._conjuncts(schema, resource)
-        values = _values(parts)
-        if values is None or any(keywords(part) - {"enum", "const", "type", "$ref", "allOf"} for part in parts):
-            return None
         kinds, different = _kinds(parts), list[Any]()
+        said = set[str]().union(*map(keywords, parts)) - {"type", "$ref", "allOf"}
+        if said == {"anyOf"} and len(choices := [*_choices(parts)]) == 1:
+            listed = [self.listed(option, resource) for option in choices[0]]
+            values = None if None in listed else list(itertools.chain(*filter(None, listed)))
+        elif said <= {"enum", "const"} and (values := _values(parts)) is not None:
+            pass
+        else:
+            values = _few(kinds, parts, said)
+        if values is None:
+            return None
         for value in values:
             if type_of(value) in kinds and not any(equal(value, other) for other in different):
                 different.append(value)
@@ -177,6 +187,22 @@ def _is_closed(part: dict[str, Any]) -> bool:
     return part.get("additionalProperties") is False and not part.get("patternProperties")
 
 
+def _is_never_empty(part: dict[str, Any]) -> bool:
+    """Whether arrays of a schema have an item."""
+    return is_count(part.get("minItems")) and part["minItems"] > 0
+
+
+def _first_items(parts: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """Yield schemas of the first item of an array, if it has one."""
+    for part in parts:
+        items = part.get("items")
+        first = part.get("prefixItems", items if isinstance(items, list) else [])
+        if isinstance(first, list) and first:
+            yield first[0]
+        elif isinstance(items, dict | bool):
+            yield items
+
+
 def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
     for part in parts:
         properties = part.get("properties")
@@ -192,6 +218,23 @@ def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
         if isinstance(part.get("enum"), list) and len(part["enum"]) < 100:
             return part["enum"]
     return None
+
+
+def _few(kinds: set[str], parts: Iterable[dict[str, Any]], said: set[str]) -> list[Any] | None:
+    """Return the values of some types and within the limits of schemas that say no more; None if there are many."""
+    if not said and kinds <= {"boolean", "null"}:
+        return [False, True, None]
+    limits: dict[bool, list[float]] = {True: [], False: []}
+    if kinds != {"integer"} or not said <= {*EXCLUSIVE, *EXCLUSIVE.values()}:
+        return None
+    for part in parts:
+        for keyword in part.keys() & said:
+            limit = limit_of(keyword, part)
+            if limit is None:
+                return None
+            limits[keyword in LOWER].append(inclusive(limit, upward=keyword in LOWER, whole=True))
+    least, most = max(limits[True], default=-math.inf), min(limits[False], default=math.inf)
+    return list(range(int(least), int(most) + 1)) if most - least < 100 else None
 
 
 def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:

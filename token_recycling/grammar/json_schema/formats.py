@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .patterns import WRITABLE, others
+
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DAY = (
@@ -69,3 +71,19 @@ _WRITTEN_AS = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "
 _WRITTEN_AS |= {"guid": "uuid", "url": "uri"}
 """Formats of any alphabet, of which those of ASCII are written, and other names for some."""
 FORMATS |= {name: FORMATS[other] for name, other in _WRITTEN_AS.items()}
+
+
+def _other_than(characters: str, shortest: int, longest: int) -> str:
+    """Return the pattern of strings with another character than some, or of another length."""
+    lengths = f"{WRITABLE}{{0,{shortest - 1}}}|{WRITABLE}{{{longest + 1},}}"
+    return f"^(?:{lengths}|{WRITABLE}*{others(characters)}{WRITABLE}*)$"
+
+
+NO_VALID_STRINGS: dict[str, str] = {
+    "date": _other_than("0-9W\\-", 8, 10),
+    "ipv4": _other_than("0-9.", 7, 15),
+    **dict.fromkeys(("email", "idn-email"), f"^{others('@')}*$"),
+    "ipv6": f"^{others(':')}*$",
+    "uuid": f"^(?:{WRITABLE}{{0,8}}|{WRITABLE}{{8}}{others('-')}{WRITABLE}*)$",
+}
+"""For formats that every validator checks, a pattern of strings which are valid to none: of all but a few of them."""

@@ -23,13 +23,9 @@ def express(node: Node) -> None:
 
 
 def _reference(node: Node, keyword: str) -> None:
-    target = node.reference()
+    target = node.reference(keyword)
     if target is not None:
         node.others.append(target)
-
-
-def _unsupported(node: Node, keyword: str) -> None:
-    node.note(keyword, "is not supported")
 
 
 # Compositions
@@ -161,12 +157,11 @@ def _dependent(node: Node, keyword: str) -> None:
 
 
 _FUNCTIONS: dict[str, Callable[[Node, str], None]] = {
-    "$ref": _reference,
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _reference),
     "allOf": _all_of,
     "anyOf": _any_of,
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), _dependent),
-    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), _unsupported),
 }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+IN_PLACE = (
+    "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired",
+    "dependentSchemas", "dependencies",
+)  # fmt: skip
 """Those with schemas for the same value."""
 _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
     ("number", "integer"): ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -19,7 +22,7 @@ _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
         "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
     ),
 }  # fmt: skip
-_ABOUT_ALL = ("type", "enum", "const", "format", "then", "else", "$dynamicRef", "$recursiveRef")
+_ABOUT_ALL = ("type", "enum", "const", "format", "then", "else")
 _KEYWORDS = frozenset((*IN_PLACE, *_ABOUT_ALL, *(name for names in _ABOUT.values() for name in names)))
 """Those that are no annotations."""
 WITH_SCHEMAS = {

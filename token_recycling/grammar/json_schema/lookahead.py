@@ -21,9 +21,10 @@ _LITERAL = r"(?:\\[^\w\s]|[^\\^$.|?*+()\[\]{}])"
 _POSITIVE = rf"(?!\[\^){_SET}"
 _NEWLINE = r"\n"
 """To Python, `$` matches before one at the end too."""
-_BEGINS, _IS_ONLY = re.compile(f"({_SET})"), re.compile(rf"({_POSITIVE})\*\$")
+_BEGINS, _IS_ONLY = re.compile(f"({_SET})"), re.compile(rf"({_POSITIVE})([*+])\$")
 _HAS, _ENDS = re.compile(rf"\.\*({_SET})"), re.compile(rf"\.\*({_POSITIVE})\$")
 _HAS_TWO = re.compile(rf"\.\*({_SET})({_SET})")
+_ESCAPE_OR_CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
 _WORD, _GROUP = re.compile(f"{_LITERAL}+"), re.compile(r"\((?:\?:)?([^()]*)\)(\$?)")
 
 
@@ -45,12 +46,36 @@ def conjuncts(pattern: str) -> list[str]:
     return [rest, *patterns]
 
 
+def nowhere(pattern: str) -> list[str]:
+    """Return patterns in Rust's syntax; a string that matches all of them matches a pattern in neither dialect. Raise
+    ValueError where that cannot be expressed.
+    """
+    return [_without(one[1:] if one.startswith("^") else f".*{one}") for one in _alternatives(pattern)]
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Return the alternatives of a pattern that are in no group."""
+    parts, start, position = list[str](), 0, 0
+    while position < len(pattern):
+        if skipped := _ESCAPE_OR_CLASS.match(pattern, position):
+            position = skipped.end()
+        elif pattern[position] == "(":
+            position = group_end(pattern, position)
+        else:
+            position += 1
+            if pattern[position - 1] == "|":
+                parts.append(pattern[start : position - 1])
+                start = position
+    return [*parts, pattern[start:]]
+
+
 def _without(pattern: str) -> str:
     """Return the pattern of strings that do not begin with a match of another."""
     if match := _BEGINS.fullmatch(pattern):
         return f"^(?:{_other(match[1])}{WRITABLE}*)?$"
     if match := _IS_ONLY.fullmatch(pattern):
-        return _other(match[1], _NEWLINE)
+        other = _other(match[1], _NEWLINE)
+        return other if match[2] == "*" else f"^(?:{WRITABLE}*{other}{WRITABLE}*)?$"
     if match := _ENDS.fullmatch(pattern):
         return rf"^(?:{WRITABLE}*{_other(match[1], _NEWLINE)})?$"
     if match := _HAS.fullmatch(pattern):

@@ -34,6 +34,13 @@ are strings of `[^"]` and `[^\\\\]`.
 WRITABLE = f"[^{_UNWRITABLE}]"
 """Any character of a string."""
 _WRITABLE = f"&&{WRITABLE}"
+
+
+def others(members: str) -> str:
+    """Return the class of the characters that are no members of another, in Rust's syntax."""
+    return f"[^{members}{_UNWRITABLE}]"
+
+
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
 _GROUP = re.compile(r"\((?!\?)|\(\?(?:[is]*:|P?<[A-Za-z_]\w*>)")
 _FLAGS = re.compile(r"\(\?[is]+\)")

@@ -57,6 +57,17 @@ class References:
                 resource = "/".join(parts[: number + 1])
         return place, resource
 
+    def is_static(self, reference: Any) -> bool:
+        """Whether a `$dynamicRef` or `$recursiveRef` names one schema, whatever schemas have led to it."""
+        name = unquote(urldefrag(reference).fragment) if isinstance(reference, str) else ""
+        named = [place for key, place in self.anchors.items() if key.endswith(f" {name}")]
+        return len(named) == 1 if name and not name.startswith("/") else not self.has_resources
+
+    @cached_property
+    def has_resources(self) -> bool:
+        """Whether some references are relative to another schema than the document."""
+        return any(place != "#" for _, place in self.anchors.values())
+
     @cached_property
     def anchors(self) -> dict[str, tuple[str, str]]:
         """Places with `$id` by their URL, and with `$anchor` by their resource and name, each with its resource."""

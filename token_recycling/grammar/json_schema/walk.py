@@ -167,18 +167,23 @@ class Node:
         """Return a reference to the schema of a keyword, for where it is needed many times."""
         return self.walk.definition(f"{self.place}/{keyword}", self.resource, closed=False)
 
-    def reference(self) -> Schema | None:
-        """Return a reference to the schema that `$ref` names; None if there is none, which is noted."""
-        reference = self.schema["$ref"]
+    def reference(self, keyword: str) -> Schema | None:
+        """Return a reference to the schema that a keyword names; None, which is noted, if there is none, or if it
+        depends on the references before.
+        """
+        reference = self.schema[keyword]
+        if keyword != "$ref" and not self.walk.references.is_static(reference):
+            self.note(keyword, "is supported where one schema alone has the anchor or the document has one $id")
+            return None
         target = self.walk.references.resolved(reference, self.resource)
         if target is not None:
-            return self.walk.definition(*target, closed=self.closed and self.is_only("$ref"))
+            return self.walk.definition(*target, closed=self.closed and self.is_only(keyword))
         if isinstance(reference, str):
             external = bool(urldefrag(reference).url)
             why = f"{shown(reference)} refers to {'another document' if external else 'nothing in the schema'}"
         else:
             why = f"must be a string, got {shown(reference)}"
-        self.note("$ref", why, mistaken=True)
+        self.note(keyword, why, mistaken=True)
         return None
 
     def is_only(self, keyword: str) -> bool:
