@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StaticCache,
@@ -26,7 +25,6 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -38,7 +36,7 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..loop.batch import decode
-from ..loop.processors import Scope, scope
+from ..loop.processors import for_sequence
 from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
@@ -105,7 +103,7 @@ class GenerateCall:
         depend on it, and a user's may share with a criterion or processor what it saw. Those of this package are given
         all tokens of a step.
         """
-        self._streamed = input_ids.shape[-1]
+        self._columns_put = input_ids.shape[-1]
         """Columns of the sequence that the streamer was given."""
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
@@ -238,23 +236,16 @@ class GenerateCall:
 
     def put(self, sequence: TokenSequence) -> None:
         """Give the streamer the tokens of the sequence that it has not been given, unless it is given each at once."""
-        if self.streamer is None or self.streams_tokens or self._streamed == sequence.columns:
+        if self.streamer is None or self.streams_tokens or self._columns_put == sequence.columns:
             return
-        tokens, self._streamed = sequence.on_host[self._streamed - sequence.padding :], sequence.columns
+        tokens, self._columns_put = sequence.on_host[self._columns_put - sequence.padding :], sequence.columns
         self.streamer.put(tokens.clone())
 
     def _why_not_batch(self) -> str | None:
         """Return why several sequences cannot be accelerated where one could, or None."""
-        from ..grammar.adapters import for_sequence
-
         if self.streamer is not None:
             return f"a streamer takes one sequence, got {len(self.input_ids)}"
-        others = (
-            processor
-            for processor in self.processors
-            if scope(processor) < Scope.EACH_SEQUENCE and for_sequence(processor, 0) is None
-        )
-        unknown = sorted({_name(processor) for processor in others})
+        unknown = sorted({_name(processor) for processor in self.processors if for_sequence(processor, 0) is None})
         if unknown:
             return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
         # Sequences advance apart, so that functions of processors are called in another order.
@@ -279,21 +270,6 @@ class GenerateCall:
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """Return a processor as one sequence of a batch sees it, alone."""
-    from ..grammar import adapters
-
-    if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
-        processor.prompt_ignore_length, torch.Tensor
-    ):
-        ignored = processor.prompt_ignore_length[row : row + 1]
-        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
-    if type(processor) is processors.PrefixConstrainedLogitsProcessor:
-        allowed, samples = adapters.prefix_parts(processor)
-        return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row // samples, ids), num_beams=1)
-    return adapters.for_sequence(processor, row) or processor
 
 
 class Output(GenerateDecoderOnlyOutput):
@@ -427,7 +403,7 @@ def requests_of(
             sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
         applied = call.processors
         if batch > 1:
-            applied = LogitsProcessorList([_for_sequence(processor, row) for processor in applied])
+            applied = LogitsProcessorList([for_sequence(processor, row) for processor in applied])
         selector = TokenSelector(
             sequence,
             applied,

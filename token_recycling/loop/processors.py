@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import LogitsProcessor
 from transformers.generation import logits_process as processors
 
 from ..model.origin import is_foreign
@@ -62,6 +63,25 @@ def scope(processor: Any) -> Scope:
     """Return what a processor looks at, by its exact type: a subclass may look at more, as may a replaced method."""
     kind = type(processor)
     return Scope.UNKNOWN if is_foreign(kind.__call__) else _SCOPES.get(kind, Scope.UNKNOWN)
+
+
+def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
+    """Return a processor of a batch as one of its sequences sees it, alone; None for one that may look at others."""
+    if scope(processor) < Scope.EACH_SEQUENCE:
+        from ..grammar import adapters
+
+        return adapters.for_sequence(processor, row)
+    if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
+        processor.prompt_ignore_length, torch.Tensor
+    ):
+        ignored = processor.prompt_ignore_length[row : row + 1]
+        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
+    if type(processor) is processors.PrefixConstrainedLogitsProcessor:
+        from ..grammar import adapters
+
+        allowed, samples = adapters.prefix_parts(processor)
+        return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row // samples, ids), num_beams=1)
+    return processor
 
 
 def holds_at_nodes(processor: Any) -> bool:
