@@ -181,6 +181,12 @@ KINDS: dict[str, list[SCHEMA]] = {
         for one, other in itertools.combinations(TEXTS, 2)
     ],
     "one of two texts": [{"oneOf": [{**TEXT, **one}, other]} for one, other in itertools.combinations(TEXTS, 2)],
+    "texts apart": [
+        obj(properties={"a": {**TEXT, "oneOf": [{"pattern": one}, {"pattern": other}]}}, required=["a"])
+        for one, other in itertools.combinations(
+            ["^[^:]+$", r"^\w+:\w+$", "^a:.*:b$", r"^\d{2}:$", "^(?:get|set)::?a", "^$", "b|é:"], 2
+        )
+    ],
     "different items": [
         {"type": "array", "prefixItems": [one, other], "items": more, "uniqueItems": True}
         for one, other, more in products(FEW, FEW, [False, {"enum": ["a", 1, None]}])
@@ -208,7 +214,7 @@ KINDS: dict[str, list[SCHEMA]] = {
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
     ],
 }
-FEWEST = {"propertyNames": 20, "one of two lists": 8, "not": 8, "if": 16, "properties in number": 30}
+FEWEST = {"propertyNames": 20, "one of two lists": 8, "texts apart": 9, "not": 8, "if": 16, "properties in number": 30}
 """Of kinds of which another share than half is enforced."""
 VALUES: list[Any] = [
     *SCALARS, [], {}, [1], [1, 1], ["a"], ["a", "a"], [None, "a"], ["a", "b"], [1, "a", None, True], [3], [[]],

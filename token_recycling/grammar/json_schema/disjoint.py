@@ -10,6 +10,7 @@ from typing import Any
 from .json_values import TYPES, Schema, at_pointer, equal, is_count, strings, type_of, types_named
 from .keywords import keywords
 from .numbers import EXCLUSIVE, LOWER, inclusive, limit_of
+from .patterns import apart
 from .references import References
 
 MAX_COMPARISONS = 5_000
@@ -53,6 +54,8 @@ class Comparison:
             for options in _choices(branches):
                 if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
                     return True
+        if _kinds(ours) == _kinds(theirs) == {"string"}:
+            return any(apart(mine, yours) for mine in _patterns(ours) for yours in _patterns(theirs))
         if _kinds(ours) == _kinds(theirs) == {"array"}:
             return any(_is_never_empty(part) for part in (*ours, *theirs)) and any(
                 self.disjoint(mine, yours, resource, depth + 1)
@@ -185,6 +188,10 @@ def _forbids(part: dict[str, Any], name: str) -> bool:
 def _is_closed(part: dict[str, Any]) -> bool:
     """Whether objects have no properties but those that a schema lists."""
     return part.get("additionalProperties") is False and not part.get("patternProperties")
+
+
+def _patterns(parts: Iterable[dict[str, Any]]) -> list[str]:
+    return strings([part.get("pattern") for part in parts])
 
 
 def _is_never_empty(part: dict[str, Any]) -> bool:

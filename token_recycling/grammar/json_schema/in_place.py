@@ -61,7 +61,8 @@ def _one_of(node: Node, keyword: str) -> None:
     if not (options := _options(node, keyword)):
         return
     branches = _branches(node, keyword, options)
-    if not node.exclusive(options):
+    types = {"type": sorted(node.kinds)}
+    if not node.exclusive([{"allOf": [types, option]} for option in options]):
         complements = known(
             node.complement(option, {"anyOf": [*options[:number], *options[number + 1 :]]})
             for number, option in enumerate(options)

@@ -8,6 +8,7 @@ meanings, is refused: Rust would read `a++`, `\\z` or `[]a]` in a third way.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 
@@ -65,6 +66,18 @@ def before_a_newline(pattern: str) -> str | None:
     """
     both = translated(pattern)
     return f"{both[:-1]}\\n$" if translated(pattern, either=True) == both[:-1] + _END_OF_EITHER else None
+
+
+def apart(one: str, other: str) -> bool:
+    """Whether it is certain that no string matches two patterns, be it in different dialects."""
+    from llguidance import LLMatcher
+
+    try:
+        both = [{"pattern": translated(pattern, either=True)} for pattern in (one, other)]
+    except ValueError:
+        return False
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "allOf": both}))
+    return "Regex is empty" in LLMatcher.validate_grammar(grammar)
 
 
 def whole(pattern: str) -> str:
