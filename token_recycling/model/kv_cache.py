@@ -323,7 +323,7 @@ def _moves(
     return torch.tensor(moves, device=layer.buffers[0].device).unbind(1) if moves else ()
 
 
-# A cache that is given
+# Layers of transformers
 
 
 def can_be_taken(layer: object) -> bool:
