@@ -66,7 +66,9 @@ _SEPARATE_CRITERIA = {EosTokenCriteria, MaxLengthCriteria, StopStringCriteria}
 
 
 class GenerateCall:
-    """The inputs that `generate` prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
+    """The inputs that `generate` or `stream` prepared: (batch, length) ids, padded on the left, and all that decides on
+    tokens.
+    """
 
     def __init__(
         self,
