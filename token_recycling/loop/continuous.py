@@ -101,7 +101,7 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._captured = self._backend.taken(self.target)
+            self._captured = self._backend.take(self.target)
             self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
         clock = Clock(request.stats, self.target.device)

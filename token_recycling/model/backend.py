@@ -35,9 +35,7 @@ class Backend:
         """Whether passes of this model are captured, where that is possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
-    def taken(
-        self, target: Target, cache: TreeCache | None = None, reproducible: bool = False
-    ) -> CapturedPasses | None:
+    def take(self, target: Target, cache: TreeCache | None = None, reproducible: bool = False) -> CapturedPasses | None:
         """Take the captured passes of a model for a run, which gives them back at its end; None where its passes are
         eager. A run decodes in `cache`, or in none, where sequences join and leave; `reproducible` if equal calls must
         give equal outputs. Where passes cannot be captured, raise NoFastPathError, or fall back, with one warning for

@@ -147,12 +147,12 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), facts=target.facts)
     backend = Backend("auto")
-    assert backend.taken(played, target.new_cache()) is passes
-    assert backend.taken(played, target.new_cache()) is None, "one call of a model at a time"
+    assert backend.take(played, target.new_cache()) is passes
+    assert backend.take(played, target.new_cache()) is None, "one call of a model at a time"
     passes.give_back()
     offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
-        assert backend.taken(played, offloaded) is None
+        assert backend.take(played, offloaded) is None
     assert sum("offloaded" in record.message for record in caplog.records) == 1
 
 
