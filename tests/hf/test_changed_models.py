@@ -45,6 +45,26 @@ def numbered_alike(model):
     model.model.layers[1].self_attn.layer_idx = 0
 
 
+def first_layer_skipped(model):
+    model.model.layers[0].forward = lambda states, *inputs, **named: states
+
+
+def first_attention_without_cache(model):
+    class Nothing(torch.nn.Module):
+        def forward(self, hidden_states, **named):
+            return torch.zeros_like(hidden_states), None
+
+    model.model.layers[0].self_attn = Nothing()
+
+
+def first_layer_replaced(model):
+    class Same(torch.nn.Module):
+        def forward(self, states, *inputs, **named):
+            return states
+
+    model.model.layers[0] = Same()
+
+
 def vectors_shortened(model):
     """Wherever they are looked up."""
     model.model.embed_tokens.max_norm = 0.7
@@ -100,6 +120,9 @@ def last_row(own):
 CHANGES: dict[str, Change] = {
     "huggingface/transformers#30508 the first layer removed": first_layer_removed,
     "huggingface/transformers#30508 a layer copied": layer_copied,
+    "the first layer skipped": first_layer_skipped,
+    "the first layer replaced by one without a cache": first_layer_replaced,
+    "attention of the first layer replaced by one without a cache": first_attention_without_cache,
     "a layer used twice": layer_used_twice,
     "the last layer used twice": last_layer_used_twice,
     "layers of one number": numbered_alike,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import operator
@@ -20,7 +21,9 @@ import torch
 import transformers
 from peft.tuners.lora import LoraLayer
 from support import tiny
+from support.architectures import SUPPORTED, model_of
 from support.cases import parameter, thinned
+from support.further_architectures import FURTHER
 from torch.nn.utils import parametrizations
 from transformers import (
     AttentionInterface,
@@ -1219,6 +1222,24 @@ def test_training_mode_without_dropout_is_accelerated():
             one.model.layers[0].self_attn.attention_dropout = share
         assert torch.equal(*(tiny.seeded(one.generate, IDS, **GREEDY)[0] for one in (plain, model)))
         assert ("training mode" in str(model.acceleration.fallback)) == (share > 0)
+
+
+RANDOM = {
+    "dbrx": "resid_pdrop",
+    "doge": "hidden_dropout",
+    "gptj": "attn_pdrop",
+    "mixtral": "router_jitter_noise",
+    "biogpt": "layerdrop",
+}
+
+
+@pytest.mark.parametrize(("family", "number"), RANDOM.items())
+def test_what_makes_a_family_random_in_training_mode(family, number):
+    case = next(case for case in (*SUPPORTED, *FURTHER) if case.family == family)
+    plain = model_of(dataclasses.replace(case, config={**case.config, number: 0.5})).train()
+    model = tr.accelerate(copy.deepcopy(plain))
+    assert all(map(torch.equal, *(tiny.seeded(one.generate, IDS, **GREEDY) for one in (plain, model))))
+    assert "training mode" in model.acceleration.fallback
 
 
 def mixture(family: str, **more: Any) -> Any:

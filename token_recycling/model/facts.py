@@ -153,7 +153,7 @@ class Fingerprint:
             [own[name] for name in _DECIDING for own in attributes if name in own],
             [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
-            [_values_of(config) for config in configs],
+            [(type(config), _values_of(config)) for config in configs],
         ]
         self.numbers = written
         training = [part.training for part in parts]

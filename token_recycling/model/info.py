@@ -273,7 +273,7 @@ def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Mo
             return f"{name} has {times} layers of number {number}, which would share a cache; number them anew"
     numbers = {number for stack in stacks for layer in stack for _, number in layer}
     counting = next((place for place, layer in enumerate(cached) if isinstance(layer, CacheLayerMixin)), 0)
-    if any(stack[0] for stack in stacks) and counting not in numbers:
+    if numbers and counting not in numbers:
         return f"{name} has no layer of number {counting}; number its layers anew"
     return None
 

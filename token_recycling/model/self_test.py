@@ -212,10 +212,14 @@ def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes:
 def before_tree(
     target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
 ) -> tuple[TreeCache, PassInputs]:
-    """Return a cache of the prompts but their last tokens, and the inputs of the pass of `tree_logits` behind it."""
+    """Return a cache of the prompts but their last tokens, and the inputs of the pass of `tree_logits` behind it; raise
+    ValueError where the cache does not say how many tokens were read.
+    """
     cache, length = target.new_cache(), texts.shape[1] - 1
     prefill(target, list(texts), cache)
     cross_border(target, list(texts), cache)
+    if cache.length != length:  # as where the first layer is skipped
+        raise ValueError(f"of {length} tokens that were read the cache counts {cache.length}")
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
     return cache, target.inputs.of(drafts, [length] * len(texts), length)
 

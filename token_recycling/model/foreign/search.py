@@ -48,7 +48,7 @@ _QUANTISERS = frozenset(
 """Libraries of quantized layers, whose code keeps no state."""
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
-_DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
+_DROPOUT = ("dropout", "pdrop", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
 _LIBRARIES_OF_MODELS = frozenset({"transformers", "accelerate", "token_recycling"})
 """Libraries that set functions on modules of their own accord, which look at each row alone."""
