@@ -188,6 +188,15 @@ def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
         assert config_of(Request(), engine).max_new_tokens == 256
 
 
+@pytest.mark.parametrize("field", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"min_p": 0.0}], ids=str)
+def test_a_greedy_request_sets_no_flag_of_sampling(field):
+    """transformers would warn of it in the log of the server."""
+    with contextlib.closing(Engine(Loaded(tiny.llama(), tiny.tokenizer()), Settings())) as engine:
+        config_of(Request(temperature=0, **field), engine).validate(strict=True)
+        config = config_of(Request(temperature=1, **field), engine)
+    assert {name: getattr(config, name) for name in field} == field
+
+
 def test_an_event_is_one_line_of_data_to_clients_that_know_more_ends_of_lines():
     """As to those of modelcontextprotocol/python-sdk#1356, which read with httpx's `iter_lines`."""
     said = {"text": "".join(map(chr, range(0x3000))) + "\U0001f600"}

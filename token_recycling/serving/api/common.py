@@ -319,7 +319,7 @@ def config_of(body: Request, engine: Engine, default_tokens: int | None = None) 
     elif body.temperature or body.top_p is not None:
         config.do_sample = True
     if not config.do_sample:
-        config.temperature = config.top_p = config.top_k = None
+        config.temperature = config.top_p = config.top_k = config.min_p = None
     return config
 
 
