@@ -363,3 +363,34 @@ def test_a_setting_of_a_compiled_model():
     assert outcomes[:2] == outcomes[2:]
     assert outcomes[0] != outcomes[1]
     assert model.acceleration.fallback is None
+
+
+def forwarding(base):
+    class Derived(base):
+        def forward(self, *inputs, **named):
+            return super().forward(*inputs, **named)
+
+    return Derived
+
+
+def preparing(base):
+    class Derived(base):
+        def prepare_inputs_for_generation(self, input_ids, *, scale=1, **named):
+            return super().prepare_inputs_for_generation(input_ids * scale, **named)
+
+    return Derived
+
+
+@pytest.mark.parametrize("derive", [forwarding, preparing])
+def test_a_class_that_is_derived_from_that_of_an_accelerated_model(derive):
+    """Copies and models that are decelerated are of the same class without ours; `super()` means that one."""
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    for model in (plain, accelerated):
+        model.__class__ = derive(type(model))
+    wanted = outcome(plain)
+    assert outcome(accelerated) == wanted
+    assert accelerated.acceleration.fallback is None
+    assert outcome(copy.deepcopy(accelerated)) == wanted
+    assert outcome(tr.decelerate(accelerated)) == wanted
+    assert outcome(tr.accelerate(accelerated)) == wanted
+    assert accelerated.acceleration.fallback is None

@@ -14,6 +14,7 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -140,7 +141,10 @@ class _Accelerated(PreTrainedModel):
         made_of = bases, contents
         if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
             metaclass: Any = type(cls)
-            _plain_classes[cls] = made_of, metaclass(cls.__name__, bases, {**contents})
+            own = CellType()
+            copied = {name: _method_of(own, value, cls) for name, value in contents.items()}
+            own.cell_contents = made = metaclass(cls.__name__, bases, copied)
+            _plain_classes[cls] = made_of, made
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -218,6 +222,21 @@ _plain_classes: dict[type, tuple[Any, type]] = {}
 
 def _without_acceleration(base: type) -> type:
     return base.plain_class() if issubclass(base, _Accelerated) else base
+
+
+def _method_of(own: CellType, method: Any, cls: type) -> Any:
+    """Return a method of a class as one of the class in the cell `own`, which its `super()` means then."""
+    if not isinstance(method, FunctionType):
+        return method
+    cells = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
+    if "__class__" not in cells or cells["__class__"].cell_contents is not cls:
+        return method
+    cells["__class__"] = own
+    closure = tuple(cells.values())
+    copied = FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, closure)
+    copied.__kwdefaults__, copied.__qualname__ = method.__kwdefaults__, method.__qualname__
+    copied.__dict__.update(method.__dict__)
+    return copied
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:
