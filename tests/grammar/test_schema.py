@@ -125,6 +125,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "array", "items": {"enum": [*range(9)]}, "uniqueItems": True}, "#/uniqueItems"),
     ({"type": "array", "items": {"type": "integer", "minimum": 1}, "uniqueItems": True}, "#/uniqueItems"),
     ({"not": {"format": "date-time"}}, "#/not"),
+    ({"type": "string", "oneOf": [{"pattern": f"^.{{99}}{number}:$"} for number in range(40)]}, "#/oneOf"),
     ({"oneOf": [{"pattern": "^a.b"}, {"pattern": "^b"}]}, "#/oneOf"),
     ({"items": {"enum": ["a"]}, "uniqueItems": True}, "#/uniqueItems"),
     ({"uniqueItems": True}, "#/uniqueItems"),

@@ -15,6 +15,8 @@ from .references import References
 
 MAX_COMPARISONS = 5_000
 """Most pairs of schemas of a document that are compared, and schemas whose types are looked for."""
+_OF_PATTERNS = 20
+"""Comparisons that are as costly as one of two patterns, some half a millisecond."""
 _MAX_CONJUNCTS = 20
 """Most schemas that are looked at because they hold where one does."""
 _OF_OTHER_PROPERTIES = {
@@ -55,7 +57,7 @@ class Comparison:
                 if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
                     return True
         if _kinds(ours) == _kinds(theirs) == {"string"}:
-            return any(apart(mine, yours) for mine in _patterns(ours) for yours in _patterns(theirs))
+            return any(self._apart(mine, yours) for mine in _patterns(ours) for yours in _patterns(theirs))
         if _kinds(ours) == _kinds(theirs) == {"array"}:
             return any(_is_never_empty(part) for part in (*ours, *theirs)) and any(
                 self.disjoint(mine, yours, resource, depth + 1)
@@ -71,6 +73,11 @@ class Comparison:
             for mine in _properties(ours, name)
             for yours in _properties(theirs, name)
         )
+
+    def _apart(self, one: str, other: str) -> bool:
+        """Whether it is certain that no string matches two patterns, which takes as long as many comparisons."""
+        self._comparisons -= _OF_PATTERNS
+        return self._comparisons >= 0 and apart(one, other)
 
     def exclusive(self, options: Sequence[Any], resource: str) -> bool:
         """Whether it is certain that no value is valid under two of some schemas."""
