@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 
@@ -92,6 +93,24 @@ def test_masks_are_those_of_the_output_whatever_was_drafted():
         assert scores.isfinite().any()
         state.after(int(scores[0].argmin()))
         ids = torch.cat([ids, scores.argmax(dim=1)[None]], dim=1)
+
+
+def another_end(tokenizer):
+    tokenizer.eos_token = "c"
+
+
+def another_token(tokenizer):
+    tokenizer.add_tokens(["abab"])
+
+
+@pytest.mark.parametrize("change", [another_end, another_token])
+def test_a_tokenizer_that_changes_is_read_again(change):
+    tokenizer = tiny.tokenizer()
+    text = tokenizer.encode("ab", add_special_tokens=False)
+    before = output(tr.constrain(tokenizer, regex="(ab)*"), text)
+    change(tokenizer)
+    after = output(tr.constrain(tokenizer, regex="(ab)*"), text)
+    assert after == output(tr.constrain(copy.deepcopy(tokenizer), regex="(ab)*"), text) != before
 
 
 def test_special_tokens_are_in_no_string():

@@ -15,8 +15,8 @@ from ..grammar.compile import compiled
 from ..grammar.vocabulary import vocabulary
 from ..model.inspection import vocabulary_size
 
-_vocabularies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""By model or tokenizer."""
+_vocabularies: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+"""By model or tokenizer, the size and the ends that it had and its vocabulary."""
 
 
 def constrain(
@@ -41,10 +41,18 @@ def constrain(
         raise ValueError(f"give one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}")
     if missing := lacking("grammar", "llguidance"):
         raise ImportError(f"constrain {missing}")
-    if model not in _vocabularies:
-        _vocabularies[model] = _vocabulary(model)
+    known, state = _vocabularies.get(model), _state_of(model)
+    if known is None or known[0] != state:
+        known = _vocabularies[model] = state, _vocabulary(model)
     ((form_name, form),) = forms.items()
-    return GrammarProcessor(compiled(_vocabularies[model], form_name, form))
+    return GrammarProcessor(compiled(known[1], form_name, form))
+
+
+def _state_of(model: PreTrainedModel | PreTrainedTokenizerBase) -> tuple[int, str]:
+    """Return the number of tokens and the ends of a model or tokenizer, which may be given others."""
+    if isinstance(model, PreTrainedModel):
+        return vocabulary_size(model), repr(model.generation_config.eos_token_id)
+    return len(model), repr(model.eos_token_id)
 
 
 def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
