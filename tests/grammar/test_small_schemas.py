@@ -57,6 +57,7 @@ TEXTS: list[SCHEMA] = [
 FEW: list[SCHEMA] = [
     {"type": "boolean"}, {"type": ["null", "boolean"]}, {"type": "integer", "minimum": 0, "exclusiveMaximum": 2.5},
     {"anyOf": [{"const": 1}, {"type": "null"}]}, {"enum": [1, True, "a", 1.0]},
+    {"type": "integer", "minimum": 1, "maximum": 0},
 ]  # fmt: skip
 KINDS: dict[str, list[SCHEMA]] = {
     "oneOf": [{"oneOf": [one, other]} for one, other in products(CHOICES, CHOICES)]
@@ -275,6 +276,40 @@ def test_no_number_is_read_beyond_a_limit(bound, negative, kind, name):
         assert [text for text in texts if admits(grammar, text) and not validator.is_valid(json.loads(text))] == []
 
 
+@settings(max_examples=40)
+@given(
+    st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.builds(lambda digits, places: digits / 10**places, st.integers(-9999, 9999), st.integers(0, 3)),
+        max_size=2,
+    ),
+    st.sampled_from(
+        [
+            {},
+            {"multipleOf": 0.25},
+            {"multipleOf": 0.625},
+            {"not": {"minimum": 0.75}},
+            {"oneOf": [{"maximum": 1.25}, {"minimum": 1.5}]},
+        ]
+    ),
+)
+def test_every_short_number_within_limits_is_admitted(limits, more):
+    """0.9 below an `exclusiveMaximum` of 1, and 0.7 below 0.75."""
+    schema = {"type": "number", **limits, **more}
+    validator = jsonschema.Draft202012Validator(schema)
+    borders = {round(limit) for limit in (*limits.values(), 0, 1)}
+    numbers = {border + Decimal(step) / 100 for border in borders for step in range(-150, 151)}
+    texts = [format(number.normalize() + 0, "f") for number in numbers]
+    valid = {text for text in texts if validator.is_valid(json.loads(text))}
+    try:
+        grammar = compiled(TOKENIZER, "json_schema", schema)
+    except ValueError as error:
+        assert "admits no value" in str(error)  # noqa: PT017
+        assert not valid
+        return
+    assert {text for text in texts if admits(grammar, text)} == valid
+
+
 @pytest.mark.parametrize("step", [2, 3, 0.5, 1.5, 2.5, 0.03125])
 def test_no_multiple_is_read_as_another_number(step):
     schema = {"type": "number", "multipleOf": step}
@@ -322,6 +357,14 @@ def test_a_keyword_that_another_draft_reads_otherwise_is_refused(draft, schema):
 def test_a_range_of_integers_beyond_64_bits_is_refused(bounds):
     with pytest.raises(ValueError, match=r"beyond 2\*\*63"):
         compiled(TOKENIZER, "json_schema", {"type": "integer", **bounds})
+
+
+def test_the_integers_of_64_bits_are_a_range():
+    """As in the schemas of Rust and of Go."""
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1})
+    assert [admits(grammar, text) for text in ("0", "-1", str(2**62), str(-(2**62)), str(2**63))] == [True] * 4 + [
+        False
+    ]
 
 
 def test_a_bound_that_faces_away_from_64_bits_is_enforced():

@@ -79,7 +79,7 @@ def _unique_items(node: Node) -> None:
         node.note("uniqueItems", "is supported of arrays whose items are listed, or of few values")
         return
     longest = int(min(most, len(first) + len(rest), _MAX_DIFFERENT))
-    places = [*filter(None, listed), *[rest] * longest][:longest]
+    places = [*(values or [] for values in listed), *[rest] * longest][:longest]
     arrays = _different(places, own.get("minItems", 0))
     if len(arrays) > _MAX_ARRAYS:
         node.note("uniqueItems", f"is supported where at most {_MAX_ARRAYS} arrays have different items")

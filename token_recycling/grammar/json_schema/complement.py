@@ -17,7 +17,7 @@ from .formats import NO_VALID_STRINGS
 from .json_values import TYPES, Schema, at_pointer, is_count, kind_of, strings, type_of, types_named, unwritable
 from .keywords import about, keywords
 from .lookahead import nowhere
-from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, says_how_a_limit_is_meant
+from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, says_how_a_limit_is_meant, within
 from .patterns import excluding
 from .references import References
 
@@ -181,7 +181,7 @@ def _range(least: Limit | None, most: Limit | None, among: Set[str]) -> Schema |
         return None
     if limits.get("minimum", -math.inf) > limits.get("maximum", math.inf):
         return False
-    return {"type": "integer" if whole else "number", **limits}
+    return {"type": "integer", **limits} if whole else within(limits)
 
 
 def _with_others(names: Set[str], listed: Any) -> Schema | None:

@@ -75,6 +75,41 @@ def inclusive(limit: Limit, upward: bool, whole: bool) -> float:
     return int(rounded) if rounded == rounded.to_integral_value() else float(rounded)
 
 
+def within(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of numbers with `minimum`, `maximum` and `multipleOf`.
+
+    llguidance 1.9.1 leaves out the numbers whose decimals a limit begins with, such as 0.7 below 0.75: they are listed.
+    Multiples are written with as many decimals as their step, or none, so that 0.5 is one of 0.5 and not of 0.25.
+    """
+    least, most = keywords.get("minimum", -math.inf), keywords.get("maximum", math.inf)
+    step = keywords.get("multipleOf")
+    left_out = [
+        number
+        for limit in dict.fromkeys((least, most))
+        for number in _shorter(limit)
+        if least <= number <= most and (step is None or _is_multiple(number, step))
+    ]
+    steps = [{}] if step is None else [{"multipleOf": one} for one in (step, *_coarser(step))]
+    options: list[dict[str, Any]] = [{"type": "number", **keywords, **one} for one in steps]
+    options += [{"enum": left_out}] if left_out else []
+    return {"anyOf": options} if len(options) > 1 else options[0]
+
+
+def _coarser(step: float) -> list[float]:
+    """Return the steps of the multiples of a step that have fewer decimals, but one at least."""
+    decimals = -int(Decimal(repr(step)).normalize().as_tuple().exponent)
+    units = int(Decimal(repr(step)).scaleb(max(decimals, 0)))
+    return [math.lcm(units, 10**fewer) / 10**decimals for fewer in range(1, decimals)]
+
+
+def _shorter(limit: float) -> list[float]:
+    """Return the numbers whose decimals a limit begins with."""
+    if isinstance(limit, int) or limit.is_integer() or math.isinf(limit):
+        return []
+    whole, _, decimals = format(Decimal(repr(limit)), "f").partition(".")
+    return [*dict.fromkeys(float(f"{whole}.{decimals[:end]}") for end in range(1, len(decimals)))]
+
+
 def _float64(value: int, upward: bool) -> float:
     """Return the next number of float64 that is no weaker a limit."""
     nearest = float(value)
@@ -100,7 +135,12 @@ def multiples(step: float, least: float, most: float, whole: bool) -> list[float
         return None
     numbers = [exact * count for count in range(math.ceil(first), math.floor(last) + 1)]
     written = [int(number) if number == int(number) else float(number) for number in numbers]
-    return [number for number in written if number / step % 1 == 0 and not (whole and isinstance(number, float))]
+    return [number for number in written if _is_multiple(number, step) and not (whole and isinstance(number, float))]
+
+
+def _is_multiple(number: float, step: float) -> bool:
+    """Whether a number is a multiple, exactly and in float64."""
+    return not Decimal(repr(number)) % Decimal(repr(step)) and number / step % 1 == 0
 
 
 def too_many_remainders(step: float) -> str | None:

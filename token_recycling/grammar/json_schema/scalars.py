@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .complement import either
 from .formats import FORMATS
@@ -22,6 +23,7 @@ from .numbers import (
     multiples,
     says_how_a_limit_is_meant,
     too_many_remainders,
+    within,
 )
 from .walk import Node
 
@@ -35,6 +37,7 @@ def express(node: Node) -> None:
         _limit(node, "minimum")
         _limit(node, "maximum")
         _multiple_of(node)
+        _range(node)
     if "string" in node.kinds:
         _lengths(node)
         _pattern(node)
@@ -87,8 +90,7 @@ def _limit(node: Node, name: str) -> None:
         node.get(keyword, is_number, "a number")
         if (limit := limit_of(keyword, node.schema)) is not None:
             value = inclusive(limit, upward, whole)
-            if not whole:
-                value = max(value, -LARGEST) if upward else min(value, LARGEST)
+            value = max(value, -LARGEST) if upward else min(value, LARGEST)
             if (value if upward else -value) < TOO_LARGE:
                 limits.append(value)
             else:
@@ -119,6 +121,19 @@ def _multiple_of(node: Node) -> None:
         if not whole or isinstance(step, float):
             own["minimum"] = max(own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
             own["maximum"] = min(own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
+
+
+def _range(node: Node) -> None:
+    """Express the limits of numbers that are not integers by alternatives where llguidance needs some."""
+    keywords: dict[str, Any] = {
+        name: node.own[name] for name in ("minimum", "maximum", "multipleOf") if name in node.own
+    }
+    if "number" not in node.kinds or "anyOf" not in (numbers := within(keywords)):
+        return
+    for name in keywords:
+        del node.own[name]
+    others = sorted(node.kinds - {"number", "integer"})
+    node.others.append(either([numbers, *([{"type": others}] if others else [])]))
 
 
 # Strings
