@@ -235,3 +235,27 @@ def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
         assert not said["accelerated"]
         assert said["not_accelerated_because"] == "expected better weather"
         assert server.metrics()["token_recycling_not_accelerated_total"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_output_of_transformers_own_loop_is_read_the_same(model, monkeypatch, stream):
+    """That loop streams a token before it evaluates the stopping criteria; ours does so after it."""
+
+    def answers(server):
+        said = server.complete(max_tokens=24, temperature=0).choices[0].text
+        for more in (
+            {},
+            {"stop": said[7:10]},
+            {"stop": [said[4:6], "never"], "logprobs": 1},
+            {"logprobs": 0, "echo": True},
+        ):
+            answer = server.complete(max_tokens=24, temperature=0, **more, stream=stream)
+            choices = [event.choices[0] for event in answer] if stream else answer.choices
+            tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens]
+            yield "".join(choice.text for choice in choices), tokens, choices[-1].finish_reason
+
+    with serving(model, tiny.tokenizer()) as server:
+        accelerated = list(answers(server))
+        monkeypatch.setattr("token_recycling.hf.call.GenerateCall.why_not", lambda call, model: "a reason")
+        assert list(answers(server)) == accelerated
+    assert [reason for _, _, reason in accelerated] == ["length", "stop", "stop", "length"]
