@@ -973,6 +973,11 @@ def with_large_pooling(layer):
     layer.mlp = torch.nn.Sequential(layer.mlp, Pooling(200))
 
 
+def with_slight_pooling(layer):
+    layer.mlp = torch.nn.Sequential(layer.mlp, Pooling(1))
+    layer.mlp[1].gate.data = torch.linspace(1e-9, 1e-8, 32)[None]
+
+
 def with_a_large_tensor(layer):
     gate = torch.zeros(200, 32)
     layer.register_forward_hook(lambda module, i, output: output + gate.mean(0) * output.mean(1, keepdim=True))
@@ -1010,7 +1015,7 @@ def gate_of(model):
 @pytest.mark.parametrize(
     ("bring", "change"),
     [
-        *itertools.product([with_pooling, with_a_gate], [opened]),
+        *itertools.product([with_pooling, with_slight_pooling, with_a_gate], [opened]),
         *itertools.product([with_large_pooling, with_a_large_tensor], [opened, opened_uncounted, opened_by_numpy]),
         (with_a_branch, LlamaForCausalLM.train),
     ],

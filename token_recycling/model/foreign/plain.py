@@ -89,12 +89,16 @@ _IMMUTABLE = (
 _HINTS = (GenericAlias, UnionType, typing.TypeVar, type(typing.Any), type(typing.Optional[int]), type(typing.List[int]))  # noqa: UP006, UP045
 _SMALL = 4096
 """Numbers of a tensor that are compared in every call; of others, the address and how often torch wrote to them."""
+_EXPONENTS = 4
+"""Binary exponents that count as one magnitude, so that training seldom changes it."""
 _FEW = 16
 _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
-Numbers = dict[Any, tuple[int, float | None]]
-"""By weight, how often it was written to when it was looked at, and the number that it was full of, or None."""
+Gist = tuple[float | None, int]
+"""Of a weight, the number that it is full of, or None, and the magnitude of some of its numbers."""
+Numbers = dict[Any, tuple[int, Gist]]
+"""By weight, how often it was written to when it was looked at, and its gist."""
 
 
 @functools.cache
@@ -404,7 +408,8 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
 def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
     of adapters the attributes of their modules, of modules of torch attributes and weights; of other modules that have
-    foreign code, which weights are full of one number, such as 0. `numbers`: what was looked up of weights before.
+    foreign code, which weights are full of one number, such as 0, and how large others are. `numbers`: what was looked
+    up of weights before.
     """
     values: list[Any] = []
     objects: list[Any] = []
@@ -423,7 +428,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
             values += (_content(weight, numbers) for weight in weights)
         else:
             filled |= {id(weight): weight for weight in weights}
-    values += [(weight.shape, _only_number(weight, numbers)) for weight in filled.values()]
+    values += [(weight.shape, _gist_of(weight, numbers)) for weight in filled.values()]
     for reach in searched:
         values += [function.__code__ for function in reach.functions]
         for name, value in reach.values:
@@ -441,29 +446,31 @@ def _content(tensor: torch.Tensor, numbers: Numbers) -> tuple[Any, ...]:
     """
     if tensor.numel() <= _SMALL and not tensor.is_meta:
         return tensor.shape, tensor.dtype, tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
-    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor), _only_number(tensor, numbers)
+    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor), _gist_of(tensor, numbers)
 
 
-def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:
-    """Return the number that a weight is full of, or None. It is looked up again where there was one, which torch does
-    not count writing through `.data` or numpy to, and where the weight is small or was written to.
+def _gist_of(tensor: torch.Tensor, numbers: Numbers) -> Gist:
+    """Return what of a weight decides on whether it has any effect. It is looked up again where it was full of one
+    number, which torch does not count writing through `.data` or numpy to, and where it is small or was written to.
     """
     place, written = (id(tensor), address_of(tensor)), times_written(tensor)
-    if (
-        place not in numbers
-        or numbers[place][0] != written
-        or numbers[place][1] is not None
-        or tensor.numel() <= _SMALL
-    ):
-        numbers[place] = written, None
+    before = numbers.get(place)
+    if before is None or before[0] != written or before[1][0] is not None or tensor.numel() <= _SMALL:
+        numbers[place] = written, (None, 0)
         with contextlib.suppress(Exception):  # tensors of other libraries, and of odd types, can fail in any way
-            numbers[place] = written, _number_within(tensor.detach())
+            numbers[place] = written, _gist_within(tensor.detach())
     return numbers[place][1]
 
 
-def _number_within(tensor: torch.Tensor) -> float | None:
-    """The same, of a tensor that is looked at: first at both ends, which tell most weights from such ones."""
-    if not tensor.numel() or tensor.is_meta or bool(tensor[(0,) * tensor.ndim] != tensor[(-1,) * tensor.ndim]):
-        return None
-    least, most = tensor.aminmax()
-    return float(least) if bool(least == most) else None
+def _gist_within(tensor: torch.Tensor) -> Gist:
+    """The same, of a tensor that is looked at: first at both ends, which tell most weights from those full of one
+    number.
+    """
+    if not tensor.numel() or tensor.is_meta:
+        return None, 0
+    if bool(tensor[(0,) * tensor.ndim] == tensor[(-1,) * tensor.ndim]):
+        least, most = tensor.aminmax()
+        if bool(least == most):
+            return float(least), 0
+    some = tensor.flatten()[:: max(1, tensor.numel() // _SMALL)]
+    return None, math.frexp(float(some.abs().max()))[1] // _EXPONENTS
