@@ -383,6 +383,8 @@ class ParsedReader:
         """Whether the output ended within its last call."""
         self._inside = False
         """Whether the output is in the midst of reasoning or of a call."""
+        self._region_characters = 0
+        """Of the last event: characters within a region."""
         self.reasoning_tokens = 0
         """Number of tokens of reasoning, with its delimiters."""
         self._unread = 0
@@ -412,7 +414,10 @@ class ParsedReader:
         self._unread += 1
         inside = self._inside
         delta.pieces += self.feed(text)
-        return "" if inside and self._inside else text
+        if not self._inside:
+            return text
+        # The parser may tell of a delimiter with the token behind it.
+        return "" if inside else text[: max(0, len(text) - self._region_characters)]
 
     def end(self, ended: bool, delta: Delta) -> None:
         """Add what was held back. `ended` changes nothing: the parser knows the end of an output."""
@@ -439,6 +444,7 @@ class ParsedReader:
             self.reasoning_tokens += self._unread if name in REASONING else 0
             self._unread = 0
             self._inside = kind != "region_close" and name != "content"
+            self._region_characters = len(event["text"]) if kind == "region_chunk" else 0
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -1,14 +1,18 @@
 """What earlier turns leave to be read, and what is held back of a text beside tools."""
 
+import re
+from functools import partial
 from itertools import groupby
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.functions import TOOLS
 from support.openai_answers import chat, streamed_chat
+from transformers import GenerationConfig
 
-from token_recycling.serving.output import Piece, call_piece, merged
+from token_recycling.serving.output import Output, Piece, ScoredToken, call_piece, merged
 
 THOUGHT = "<think>well</think>"
 MALFORMED = ['{"at": ', "null", None, "[1]", "", "5", "not at all"]
@@ -100,6 +104,49 @@ def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, s
     assert (choice.message.content, choice.finish_reason) == (text, reason)
     assert len(choice.message.tool_calls or ()) == said.count("</tool_call>")
     assert (choice.message.model_extra.get("reasoning_content") == "well") == (THOUGHT in said)
+
+
+class Written:
+    """A tokenizer whose tokens are written as listed: a delimiter may end within one."""
+
+    all_special_ids: ClassVar = []
+    all_special_tokens: ClassVar = []
+    texts: ClassVar = [
+        "a",
+        "ab",
+        "<think>",
+        "b<think>a",
+        "</think>",
+        "b</think>a",
+        "<tool_call>",
+        CALL[11:-12],
+        "</tool_call>",
+    ]
+
+    def decode(self, tokens, **_):
+        return "".join(self.texts[token] for token in tokens)
+
+
+PART = re.compile("(<think>).*?(?:</think>|$)|(<tool_call>).*?(?:</tool_call>|$)", re.DOTALL)
+SAID = [[0], [1], [2, 1, 4], [3, 0, 1, 5], [2, 5], [6, 7, 8], [2, 0, 4, 6, 7, 8]]
+STOPS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "ab", "ba", ">a", "a<", "look"]
+
+
+@given(st.lists(st.sampled_from(SAID), max_size=4), st.lists(st.sampled_from(STOPS), min_size=1, max_size=2))
+def test_stop_strings_are_of_the_tokens_that_are_not_within_reasoning_or_a_call(tokenizer, said, stops):
+    """A delimiter may be one, or a part of one."""
+    config = GenerationConfig(eos_token_id=None, stop_strings=stops, max_new_tokens=99)
+    output = Output(Written(), config, partial(tokenizer.get_response_parser, prefix=""))
+    text = counted = ""
+    for token in (token for part in said for token in part):
+        output.push([ScoredToken(token)])
+        before, text = len(text), text + Written.texts[token]
+        parts = [*PART.finditer(text)]
+        begun = parts and parts[-1].end() == len(text) and not text.endswith(("</think>", "</tool_call>"))
+        counted += text[before : max(parts[-1].end(1), parts[-1].end(2))] if begun else text[before:]
+        assert output.stopped == any(stop in counted or stop in PART.sub("", text) for stop in stops)
+        if output.stopped:
+            break
 
 
 @pytest.mark.parametrize("stop", [None, ["never"], ["<end>", "well"]])
