@@ -4,7 +4,9 @@ left in a cache is what `generate` leaves.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import logging
 from functools import cache, partial
 from typing import Any
@@ -284,6 +286,18 @@ def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(fa
     assert model.acceleration.fallback is None  # nothing is dropped so soon
 
 
+def test_a_stream_takes_those_caches_that_a_call_is_accelerated_with():
+    """Whether a cache with a window drops what the model attends to depends on how long the text may be."""
+    model, taken = tr.accelerate(model_of(named("llama"))), []
+    for length, new in itertools.product(range(2, 8), range(1, 7)):
+        ids, config = tiny.prompt(0, length, VOCABULARY), windowed(model.config, sliding_window=6)
+        model.generate(ids, past_key_values=DynamicCache(config=config), max_new_tokens=new, do_sample=False)
+        taken.append(model.acceleration.fallback is None)
+        with contextlib.nullcontext() if taken[-1] else pytest.raises(tr.UnsupportedModelError, match="6 tokens"):
+            tr.stream(model, ids, past_key_values=DynamicCache(config=config), max_new_tokens=new)
+    assert {*taken} == {True, False}
+
+
 @pytest.mark.parametrize("setting", [{"sliding_window": 5}, {"attention_chunk_size": 5}])
 def test_a_setting_that_caches_read_and_the_model_does_not(setting):
     """Such as a window in the configuration of a llama: its cache drops tokens, and its masks show them."""
@@ -336,6 +350,30 @@ def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows)
         output = generate(ids, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
         seen.append([*map(given_back, output.past_key_values.layers), output.past_key_values.layer_class_to_replicate])
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_stream_gives_back_what_generate_does(family):
+    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 6, VOCABULARY)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    model.generate(ids, past_key_values=caches[0], **GREEDY)
+    for _ in tr.stream(model, ids, past_key_values=caches[1], **GREEDY):
+        pass
+    assert [*map(given_back, caches[1].layers)] == [*map(given_back, caches[0].layers)]
+    assert_same_slots(caches[1], caches[0], [0])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_texts_of_one_length_that_end_apart_leave_the_slots_of_generate(family):
+    """Nothing is padded before them, but they have advanced by different numbers of tokens."""
+    model = of_family(named(family, "window of 8" * (family == "mistral")), DynamicCache)
+    for seed in range(4):
+        ids = torch.cat([tiny.prompt(seed + row, 6, VOCABULARY).repeat(1, 1 + row % 2)[:, -6:] for row in range(3)])
+        arguments = {"attention_mask": torch.ones_like(ids), "return_dict_in_generate": True, **GREEDY}
+        wanted = model.generate(ids, **arguments)
+        ours = tr.generate(model, ids, **arguments)
+        assert torch.equal(ours.sequences, wanted.sequences)
+        assert_same_slots(ours.past_key_values, wanted.past_key_values, [0, 0, 0])
 
 
 @needs(5, 24)

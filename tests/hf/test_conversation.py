@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -59,6 +60,17 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
     assert cached[1] > 10
     assert sorted(cached) == cached
     assert chat.acceleration.fallback is None
+
+
+def test_a_turn_finds_all_that_the_turn_before_has_read(chat):
+    """All of its prompt and answer but the last token, as far as the template shows them again."""
+    for turn, said in enumerate(SAID):
+        before, prompt = chat.last, chat._encoded([*chat.messages, {"role": "user", "content": said}]).tolist()
+        chat.say(said, max_new_tokens=1 + 3 * turn)
+        if before is not None:
+            read = [*before.arguments["input_ids"][0].tolist(), *before.tokens[:-1]]
+            same = (one == other for one, other in zip(read, prompt[:-1], strict=False))
+            assert chat.last.cached == sum(itertools.takewhile(bool, same))
 
 
 def larger(module, inputs, output):

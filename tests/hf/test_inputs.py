@@ -12,6 +12,7 @@ from support.cases import paired
 from transformers import DynamicCache
 
 import token_recycling as tr
+from token_recycling._util.text_stream import StepRecorder
 
 IDS = tiny.prompt(0, 6)
 WAYS = [{}, {"do_sample": True}, {"eos_token_id": 3}, {"return_dict_in_generate": True}]
@@ -64,6 +65,14 @@ def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(len
             assert torch.equal(model.generate(**inputs, position_ids=positions), expected)
         assert (acceleration.fallback is None) == counted
         assert counted or "position_ids" in acceleration.fallback
+
+
+@pytest.mark.parametrize("spare", [0, 1, 7])
+def test_a_recorder_is_given_what_follows_a_padded_prompt(ending, spare):
+    recorder, inputs = StepRecorder(), {**batch([6], 0, spare=spare), "max_new_tokens": 12}
+    wanted = ending.generate(**inputs)
+    assert torch.equal(tr.generate(ending, **inputs, streamer=recorder), wanted)
+    assert recorder.tokens == wanted[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("positions", [torch.arange(6)[(None,) * axes] for axes in (0, 2, 3)])

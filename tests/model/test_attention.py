@@ -45,6 +45,21 @@ def test_the_choice_is_reported_saved_copied_and_restored(attention, tmp_path):
     assert torch.equal(model.generate(ids, **NEW), wanted)
 
 
+def test_layers_whose_heads_share_keys_by_different_numbers():
+    """As of models that were pruned: all layers have one mask."""
+    model, ids = named("sdpa"), tiny.prompt(0, 9)
+    attention = model.model.layers[1].self_attn
+    for name in ("k_proj", "v_proj"):
+        own = getattr(attention, name)
+        shared = torch.nn.Linear(own.in_features, own.out_features // 2, bias=False)
+        shared.weight.data.copy_(own.weight[: own.out_features // 2])
+        setattr(attention, name, shared)
+    attention.num_key_value_groups = 4
+    wanted = model.generate(ids, **NEW)
+    assert torch.equal(tr.accelerate(model, "recycling:tree=paper").generate(ids, **NEW), wanted)
+    assert model.acceleration.fallback is None
+
+
 def test_another_choice_counts_from_the_next_call_on():
     model, ids = named("sdpa"), tiny.prompt(0, 9)
     tr.accelerate(model, "recycling").generate(ids, **NEW)

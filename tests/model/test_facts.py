@@ -16,7 +16,7 @@ from support.cases import thinned
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.facts import facts_of
+from token_recycling.model.facts import Identities, facts_of
 from token_recycling.model.info import model_info
 
 
@@ -166,3 +166,16 @@ def test_what_has_changed_counts(model):
     assert model_info(model).attention == "eager"
     model.config.is_causal = False
     assert "not causal" in str(model_info(model).reason)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(3), lambda: torch.nn.Parameter(torch.ones(3)), torch.nn.Identity, lambda: lambda: 1]
+)
+def test_an_object_that_is_gone_is_no_later_one(make):
+    """Which may be given its number, and its memory."""
+    one, other = make(), make()
+    before, later = (Identities([one, other]).watch() for _ in range(2))
+    assert before == later
+    del other
+    gc.collect()
+    assert before != later

@@ -1,5 +1,6 @@
 """Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import BORDERS, chosen, model_of, named
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import flash_attention_mask
 
 import token_recycling as tr
 from token_recycling.model.facts import facts_of
@@ -23,6 +26,8 @@ KINDS = {
     "ALiBi": lambda: model_of(named("bloom")),
     "windows": lambda: model_of(named("gemma3_text")),
 }
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 
 
 @pytest.fixture(params=KINDS)
@@ -120,6 +125,23 @@ def test_another_implementation_is_called_outside_of_passes_with_what_it_was_giv
         own.masks.clear()
         torch.testing.assert_close(tree_pass(model), wanted_of_tree)
         assert own.masks == [], "it takes no tree mask, as far as is known"
+
+
+@pytest.mark.parametrize("table", [AttentionInterface, AttentionMaskInterface])
+def test_what_is_registered_again_under_a_name_counts_from_the_next_call_on(registered, table):
+    """Be it a function that attends or one that makes masks, which are none here: trees have those of sdpa again."""
+    registered("own", sdpa_attention_forward)
+    model = tiny.llama()
+    model.config._attn_implementation = "own"
+    cache = DynamicCache(config=model.config)
+    tr.accelerate(model).generate(TEXT, past_key_values=cache, **GREEDY)
+    table.register("own", sdpa_attention_forward if table is AttentionInterface else flash_attention_mask)
+    cache.crop(-int(cache.get_seq_length()) + TEXT.shape[1] - 1)
+    longer = torch.cat([TEXT, tiny.prompt(7, 90)], dim=1)
+    wanted = tr.decelerate(copy.deepcopy(model)).generate(longer, **GREEDY)
+    assert torch.equal(model.generate(longer, **GREEDY), wanted)
+    assert torch.equal(model.generate(longer, past_key_values=cache, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
 
 
 def test_what_has_no_sdpa_attends_as_its_own_eager(registered):

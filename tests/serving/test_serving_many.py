@@ -38,6 +38,33 @@ def at_once(*calls):
         return list(pool.map(lambda call: call(), calls))
 
 
+def answers(server):
+    """Completions and steps with and without a stop string, each as text, reason, length and scores."""
+    found, asked = [], {"prompt": "for index in", "temperature": 0, "max_tokens": 24}
+    for stop in (None, server.complete(**asked).choices[0].text[6:9]):
+        answer = server.complete(**asked, logprobs=0, stop=stop)
+        (choice,), (*_, (name, end)) = answer.choices, (events := server.steps(**asked, stop=stop))
+        steps = [data for kind, data in events if kind == "step"]
+        assert all(len(step["texts"]) == len(step["tokens"]) for step in steps)
+        text = "".join("".join(step["texts"]) for step in steps) + end["text"]
+        assert (name, text, end["finish_reason"]) == ("end", choice.text, choice.finish_reason)
+        length = answer.usage.completion_tokens
+        assert end["usage"]["completion_tokens"] == length
+        found.append((text, choice.finish_reason, length, pytest.approx(choice.logprobs.token_logprobs, abs=1e-3)))
+    return found
+
+
+def test_answers_are_the_same_however_they_are_decoded(server, model, tokenizer, monkeypatch):
+    """Among others, alone, and by transformers' own loop, which calls streamers before criteria."""
+    together = answers(server)
+    assert [reason for _, reason, *_ in together] == ["length", "stop"]
+    with serving(model, tokenizer, concurrency=1) as alone:
+        assert answers(alone) == [(*said, scores.expected) for *said, scores in together]
+        why_not = "token_recycling.hf.call.GenerateCall.why_not"
+        monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
+        assert answers(alone) == [(*said, scores.expected) for *said, scores in together]
+
+
 def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeypatch):
     """A client that goes, and one whose processor fails before all its outputs begin: the third says what it says
     alone.

@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import architectures, tiny
@@ -13,6 +14,7 @@ from transformers import GenerationConfig
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
+from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
 from token_recycling.serving.engine import Engine
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
@@ -140,6 +142,20 @@ def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens
     assert (answer.stop_string in stops) == output.stopped
     assert answer.finish_reason == ("stop" if output.stopped or not tokens else "length")
     assert all(stop not in answer.of("text") for stop in stops)
+
+
+def test_every_token_of_a_prompt_is_scored_whatever_pieces_it_is_read_in(monkeypatch):
+    model, top = tiny.llama(), 3
+    monkeypatch.setattr(generation, "_CHUNK", 4)
+    for length in range(1, 11):
+        ids = tiny.prompt(0, length)
+        rows = torch.log_softmax(model(ids).logits[0], dim=-1)
+        scored = generation.scored_prompt(model, ids, top)
+        assert [one.token for one in scored] == ids[0].tolist()
+        assert scored[0].logprob is None
+        for row, token in zip(rows, scored[1:], strict=False):
+            assert token.logprob == pytest.approx(float(row[token.token]), abs=1e-4)
+            assert [one for one, _ in token.top] == row.topk(top).indices.tolist()
 
 
 def test_without_the_extra_it_is_named(monkeypatch):
