@@ -4,6 +4,7 @@ criteria of the caller's own, scores and logits, and caches that are given.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from support.batches import EOS, batch
 from support.cases import paired
 from support.noting import noted
 from support.runs import fix_costs
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
+from transformers import (
+    DynamicCache,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 
 import token_recycling as tr
 
@@ -120,6 +127,16 @@ def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
             ours_then, theirs_then = (torch.stack(getattr(output, name)) for output in (ours, wanted))
             torch.testing.assert_close(ours_then, theirs_then, atol=1e-4, rtol=1e-4)
         assert ours.stats.mat >= 1
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_each_row_may_emit_the_tokens_that_are_allowed_in_its_place(ending, beams):
+    """Rows are counted in groups of beams."""
+    inputs, model = {**batch([4, 9, 5, 7], 0), "max_new_tokens": 16}, tr.accelerate(copy.deepcopy(ending))
+    allowed = PrefixConstrainedLogitsProcessor(lambda row, ids: list(range(row, 64, 3)), beams)
+    wanted = ending.generate(**inputs, logits_processor=[allowed])
+    assert torch.equal(model.generate(**inputs, logits_processor=[allowed]), wanted)
+    assert model.acceleration.fallback is None
 
 
 def test_a_cache_that_holds_less_than_the_padding(ending):

@@ -1,6 +1,5 @@
 """Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
 
-import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import BORDERS, chosen, model_of, named
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import flash_attention_mask
 
@@ -26,8 +25,6 @@ KINDS = {
     "ALiBi": lambda: model_of(named("bloom")),
     "windows": lambda: model_of(named("gemma3_text")),
 }
-
-GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 
 
 @pytest.fixture(params=KINDS)
@@ -127,21 +124,20 @@ def test_another_implementation_is_called_outside_of_passes_with_what_it_was_giv
         assert own.masks == [], "it takes no tree mask, as far as is known"
 
 
-@pytest.mark.parametrize("table", [AttentionInterface, AttentionMaskInterface])
-def test_what_is_registered_again_under_a_name_counts_from_the_next_call_on(registered, table):
-    """Be it a function that attends or one that makes masks, which are none here: trees have those of sdpa again."""
+@pytest.mark.parametrize(
+    ("table", "function"),
+    [(AttentionInterface, sdpa_attention_forward), (AttentionMaskInterface, flash_attention_mask)],
+)
+def test_a_target_is_another_once_a_function_of_its_attention_is(registered, table, function):
+    """Be it one that attends or one that makes masks, such as none: ours stands before it again."""
     registered("own", sdpa_attention_forward)
     model = tiny.llama()
     model.config._attn_implementation = "own"
-    cache = DynamicCache(config=model.config)
-    tr.accelerate(model).generate(TEXT, past_key_values=cache, **GREEDY)
-    table.register("own", sdpa_attention_forward if table is AttentionInterface else flash_attention_mask)
-    cache.crop(-int(cache.get_seq_length()) + TEXT.shape[1] - 1)
-    longer = torch.cat([TEXT, tiny.prompt(7, 90)], dim=1)
-    wanted = tr.decelerate(copy.deepcopy(model)).generate(longer, **GREEDY)
-    assert torch.equal(model.generate(longer, **GREEDY), wanted)
-    assert torch.equal(model.generate(longer, past_key_values=cache, **GREEDY), wanted)
-    assert model.acceleration.fallback is None
+    target = Target(model)
+    assert target.is_current()
+    table.register("own", function)
+    assert not target.is_current()
+    assert Target(model).is_current()
 
 
 def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
