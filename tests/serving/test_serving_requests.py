@@ -160,7 +160,7 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin():
     job = Job(new_drafter=lambda: None, timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match=r"0\.01") as caught:
-        Engine._run(None, job, None, 0, lambda tokens: None, wrap=None)
+        Engine._run(None, job, None, 0, None, lambda deltas: None, wrap=None)
     assert (caught.value.status_code, caught.value.headers["Retry-After"]) == (503, "5")
     assert job.outcome is None
 
