@@ -363,13 +363,17 @@ def test_a_stream_gives_back_what_generate_does(family):
     assert_same_slots(caches[1], caches[0], [0])
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_texts_of_one_length_that_end_apart_leave_the_slots_of_generate(family):
-    """Nothing is padded before them, but they have advanced by different numbers of tokens."""
+@pytest.mark.parametrize(("family", "ended"), paired(["llama", "mistral"], [None, 9, 13]))
+def test_texts_of_one_length_leave_the_slots_of_generate(family, ended):
+    """Nothing is padded before them, but they advance by different numbers of tokens, and beyond where a criterion of
+    the caller's ends all of them.
+    """
     model = of_family(named(family, "window of 8" * (family == "mistral")), DynamicCache)
     for seed in range(4):
-        ids = torch.cat([tiny.prompt(seed + row, 6, VOCABULARY).repeat(1, 1 + row % 2)[:, -6:] for row in range(3)])
+        ids = torch.cat([tiny.prompt(seed + row, 3, VOCABULARY).repeat(1, 2) for row in range(3)])
         arguments = {"attention_mask": torch.ones_like(ids), "return_dict_in_generate": True, **GREEDY}
+        if ended is not None:
+            arguments["stopping_criteria"] = [lambda ids, scores: torch.full((len(ids),), ids.shape[1] >= ended)]
         wanted = model.generate(ids, **arguments)
         ours = tr.generate(model, ids, **arguments)
         assert torch.equal(ours.sequences, wanted.sequences)
