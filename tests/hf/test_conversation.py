@@ -73,6 +73,20 @@ def test_a_turn_finds_all_that_the_turn_before_has_read(chat):
             assert chat.last.cached == sum(itertools.takewhile(bool, same))
 
 
+@pytest.mark.parametrize("length", range(1, 7))
+def test_pieces_of_an_answer_are_all_of_it_wherever_it_ends(chat, length):
+    """Be it in the midst of a character."""
+    tokens, pieces = chat.tokenizer("\u00e9\u20ac!")["input_ids"], []
+    assert len(tokens) == 6
+
+    def say(ids, scores):
+        begun = ids.shape[1] - len(chat._encoded([{"role": "user", "content": "a"}]))
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([tokens[begun]]), 0.0)
+
+    answer = chat.say("a", pieces.append, max_new_tokens=length, logits_processor=[say])
+    assert "".join(pieces) == answer == decoded(chat.tokenizer, tokens[:length])
+
+
 def larger(module, inputs, output):
     return 1.5 * output
 

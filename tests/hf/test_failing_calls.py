@@ -4,12 +4,13 @@ of the caller's cache, and the random numbers that are left.
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack
 
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY
+from support.architectures import VOCABULARY, model_of, named
 from support.cases import parameter
 from support.elsewhere import THERE, another_device, put_there
 from support.oracle import Oracle
@@ -113,3 +114,15 @@ def test_a_call_that_fails_leaves_what_generate_leaves(tokenizer, place, what, o
             for layer, theirs in zip(own.layers, cache.layers, strict=True):
                 torch.testing.assert_close(layer.keys.cpu(), theirs.keys, atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(layer.values.cpu(), theirs.values, atol=1e-5, rtol=1e-4)
+
+
+def test_a_text_that_outgrows_the_positions_of_a_model_fails_with_the_token_of_generate():
+    """No draft reaches beyond them before, though the caller allows more tokens."""
+    model, ids = model_of(named("gpt2")), tiny.prompt(0, 250, VOCABULARY)
+    text = model.generate(ids, max_new_tokens=7, do_sample=False)[0]
+    assert len(text) == model.config.max_position_embeddings + 1
+    for generate in (model.generate, tr.accelerate(copy.deepcopy(model), Oracle([text])).generate):
+        streamer = Streamer(0)
+        with pytest.raises(IndexError):
+            generate(ids, max_new_tokens=20, do_sample=False, streamer=streamer)
+        assert streamer.given == text.tolist()

@@ -144,6 +144,7 @@ def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens
     assert all(stop not in answer.of("text") for stop in stops)
 
 
+@torch.no_grad()
 def test_every_token_of_a_prompt_is_scored_whatever_pieces_it_is_read_in(monkeypatch):
     model, top = tiny.llama(), 3
     monkeypatch.setattr(generation, "_CHUNK", 4)

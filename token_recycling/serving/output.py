@@ -85,7 +85,7 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 @dataclass
 class Delta:
-    """What an output gains with one step: at most one piece per call, and its tokens."""
+    """What an output gains with a token, a step or in all: its pieces and tokens."""
 
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Delta:
 
 
 def whole(deltas: Iterable[Delta]) -> Delta:
-    """Return all of an output from its deltas."""
+    """Return several deltas of an output, in their order, as one."""
     pieces: list[Piece] = []
     result = Delta()
     for delta in deltas:
