@@ -60,7 +60,7 @@ def lowest(session: nox.Session) -> None:
     python = str(folder / "bin" / "python")
     if not (folder / ".ready").exists():
         here(session, "venv", "--clear", str(folder))
-        wanted = ("--constraint", "constraints-lowest.txt", *TESTS, "--editable", ".[serving]")
+        wanted = ("--no-compile", "--constraint", "constraints-lowest.txt", *TESTS, "--editable", ".[serving]")
         session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
         (folder / ".ready").touch()
     session.run(python, "-m", "pytest", *CORE, *core_files(), external=True, env={"OMP_NUM_THREADS": "1"})
