@@ -16,6 +16,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready ## a virtual environment with everything that demo, test and bench need
 
+# What `nox -s lowest` runs in.
+.nox/lowest/.ready: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv --clear .nox/lowest
+	.nox/lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+		--constraint constraints-lowest.txt --editable '.[serving,test]'
+	touch $@
+
 demo: setup      ## a chat answer, JSON and an edit by SmolLM2-135M-Instruct (93 MB), plain and accelerated
 	@$(RUN)/python -m benchmarks.demo
 

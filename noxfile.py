@@ -33,7 +33,6 @@ RELEASES = (
 )
 """Python, torch and transformers that are tried together: each release that is named stands in one."""
 CORE = ("-m", "core and not nightly", "-rs", "-W", "ignore", "--numprocesses", "auto", "--maxprocesses", "8")
-TESTS = ("pytest", "pytest-xdist", "hypothesis", "scipy")
 STARTS = ("-m", "nightly or not nightly", "-k", "answers_two", "tests/engines/test_engine_benchmarks.py")
 
 nox.options.default_venv_backend = "virtualenv"
@@ -56,13 +55,8 @@ def core_files() -> list[str]:
 @nox.session(python=False)
 def lowest(session: nox.Session) -> None:
     """Core tests with the lowest releases, by this Python."""
-    folder = ROOT / ".nox" / "lowest"
-    python = str(folder / "bin" / "python")
-    if not (folder / ".ready").exists():
-        here(session, "venv", "--clear", str(folder))
-        wanted = ("--no-compile", "--constraint", "constraints-lowest.txt", *TESTS, "--editable", ".[serving]")
-        session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
-        (folder / ".ready").touch()
+    session.run("make", f"PYTHON={sys.executable}", ".nox/lowest/.ready", external=True)
+    python = str(ROOT / ".nox" / "lowest" / "bin" / "python")
     session.run(python, "-m", "pytest", *CORE, *core_files(), external=True, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -73,7 +67,7 @@ def versions(session: nox.Session) -> None:
     for python, torch, release in RELEASES:
         if python != session.python:
             continue
-        session.install("--quiet", f"torch=={torch}", f"transformers=={release}", *TESTS, "--editable", ".[serving]")
+        session.install("--quiet", f"torch=={torch}", f"transformers=={release}", "--editable", ".[serving,test]")
         output = session.run(
             "pytest", *CORE, *core_files(), env={"OMP_NUM_THREADS": "1"}, silent=True, success_codes=[0, 1]
         )
