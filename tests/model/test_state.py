@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
 import token_recycling as tr
-from token_recycling.model.graphs.state import state_of
+from token_recycling.model.state import state_of
 
 Change = Callable[[Any], Any]
 

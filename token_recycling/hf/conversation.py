@@ -23,12 +23,12 @@ from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.facts import facts_of, times_written
-from ..model.graphs.state import state_of
 from ..model.info import UnsupportedModelError
 from ..model.inspection import some_numbers
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
+from ..model.state import state_of
 from .accelerate import prepared
 from .acceleration import view
 

@@ -18,9 +18,9 @@ from ..frames import ROWS, SHORTEST_BAND, band_of, batch_of, packed_inputs, rows
 from ..hidden import layer_states
 from ..kv_cache import TreeCache
 from ..runner import NoFastPathError, Pass, Runner
+from ..state import state_of
 from ..target import Target
 from .capture import Graphs
-from .state import state_of
 
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then capacity doubles."""

@@ -15,9 +15,9 @@ from ..info import ModelInfo
 from ..kv_cache import TreeCache
 from ..parts import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..prefill import prefill
+from ..state import state_of
 from ..target import Target
 from .passes import CapturedPasses
-from .state import state_of
 
 _TREE = parse_paths("0 1 10").parents
 _TRIED = 8

@@ -1,8 +1,8 @@
-"""What a captured pass depends on.
+"""What the operations of a forward pass depend on, but for the numbers of the weights.
 
-A captured pass is replayed without Python: it holds while all attributes of all modules, options of the configuration
-and of torch, and addresses and shapes of tensors are what they were. Changes inside other objects, or in methods
-besides `forward`, are not seen. Comparing costs some milliseconds.
+A captured pass is replayed without Python, and a conversation goes on behind what was read before: both hold while all
+attributes of all modules, options of the configuration and of torch, and addresses and shapes of tensors are what they
+were. Changes inside other objects, or in methods besides `forward`, are not seen. Comparing costs some milliseconds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..described import PLAIN, describe
-from ..facts import Identities
-from ..parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
+from .described import PLAIN, describe
+from .facts import Identities
+from .parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared otherwise, or decide nothing of a pass."""
 
 
 def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
-    """Return something that a later one is equal to while captured passes can be replayed: they run the same operations
-    on the same tensors. `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: keep nothing
-    alive with it.
+    """Return something that a later one is equal to while forward passes run the same operations on the same tensors.
+    `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: keep nothing alive with it.
     """
     things: list[Any] = [*hooks_of(None)]
     values: list[Any] = [attention, *_options_of_torch()]
