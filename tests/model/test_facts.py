@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -141,6 +142,13 @@ class Adapter(torch.nn.Linear):
     """Another kind of part."""
 
 
+class Incomparable:
+    """Raises when it is compared."""
+
+    def __eq__(self, other):
+        raise ValueError
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -166,6 +174,28 @@ def test_what_has_changed_counts(model):
     assert model_info(model).attention == "eager"
     model.config.is_causal = False
     assert "not causal" in str(model_info(model).reason)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3),
+        lambda: [torch.ones(3)],
+        lambda: {"of": np.ones(3)},
+        lambda: {1: "integers among", "names": 2},
+        Incomparable,
+    ],
+)
+def test_a_configuration_may_hold_what_cannot_be_compared_or_written(model, make):
+    call = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(**call)
+    for _ in range(2):
+        model.config.extra = make()
+        with tr.accelerated(model):
+            assert torch.equal(model.generate(**call), expected)
+            assert model.acceleration.fallback is None
+            known = facts_of(model)
+    assert facts_of(model) is known
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Values that foreign code or captured passes read, in a form that is compared later."""
+"""Values of a configuration, and those that foreign code and passes read, in a form that is compared later."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from .facts import address_of
-
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 """Types of values that are described by themselves."""
+
+
+def address_of(weight: torch.Tensor) -> int:
+    """Address of a tensor's numbers."""
+    try:
+        return weight.data_ptr()
+    except RuntimeError:  # a tensor that wraps others has no memory of its own
+        return 0
 
 
 def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:

@@ -8,7 +8,6 @@ to the model, not in it, so that it is saved, copied and pickled as before. A mo
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import logging
 import sys
@@ -25,6 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.device import lasting
 from .compat import BUFFERS, HOOKS_AFTER, HOOKS_BEFORE, KERNELS, KERNELS_AS_INSTALLED, PARAMETERS, version
+from .described import address_of, describe
 from .origin import is_foreign, is_own
 from .parts import (
     CALLED_INSTEAD,
@@ -59,14 +59,6 @@ _WRAPPERS = frozenset({"builtins", "functools"})
 
 
 # Comparing
-
-
-def address_of(weight: torch.Tensor) -> int:
-    """Address of a tensor's numbers."""
-    try:
-        return weight.data_ptr()
-    except RuntimeError:  # a tensor that wraps others has no memory of its own
-        return 0
 
 
 def times_written(tensor: torch.Tensor) -> int:
@@ -142,9 +134,13 @@ class Fingerprint:
         code = [*_code(model, parts, classes), *filter(is_foreign, forwards)]
         given = (own.get("config") for own in attributes)
         configs = {id(config): config for config in given if isinstance(config, PretrainedConfig)}.values()
-        self._identities = Identities(weights), Identities(parts[1:]), Identities(code)
+        options: list[Any] = [*map(type, configs)]
+        in_options: list[Any] = []
+        for config in configs:
+            describe(vars(config), options, in_options)
+        self._identities = Identities(weights), Identities(parts[1:]), Identities(in_options), Identities(code)
         self.form: list[Any] = [
-            *self._identities[:2],
+            *self._identities[:3],
             classes,
             addresses,
             away,
@@ -153,19 +149,18 @@ class Fingerprint:
             [own[name] for name in _DECIDING for own in attributes if name in own],
             [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
-            [(type(config), _values_of(config)) for config in configs],
+            options,
         ]
         self.numbers = written
         training = [part.training for part in parts]
         shares = [*itertools.compress(attributes, training)]  # such as what is dropped in training mode, and whether
         numbers = [value for own in shares for value in own.values() if isinstance(value, (int, float))]
-        self.code = [self._identities[2], training, [*map(len, attributes)], numbers]
+        self.code = [self._identities[3], training, [*map(len, attributes)], numbers]
 
     def watch(self) -> Fingerprint:
         """Keep this one to be compared with later ones."""
         for identities in self._identities:
             identities.watch()
-        self.form[-1] = copy.deepcopy(self.form[-1])  # lists in it may be changed
         return self
 
 
@@ -189,14 +184,6 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:
             code += foreign_hooks(part)
     return code
-
-
-def _values_of(config: Any) -> dict[str, Any]:
-    """Return all values of a configuration and of nested ones, whose `==` fails where layers differ in size."""
-    return {
-        name: _values_of(value) if isinstance(value, PretrainedConfig) else value
-        for name, value in (vars(config) if config is not None else {}).items()
-    }
 
 
 # Keeping

@@ -84,7 +84,10 @@ def bytes_read(model: PreTrainedModel) -> int:
 
 def shape_of(config: PretrainedConfig) -> str:
     """A short name for a configuration, wherever the model was loaded from."""
-    return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
+    try:
+        return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
+    except Exception:  # it holds what cannot be written as JSON, which `generate` does not look at
+        return digest({key: str(value) for key, value in vars(config).items() if not key.startswith("_")})
 
 
 @torch.no_grad()
