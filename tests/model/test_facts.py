@@ -186,15 +186,16 @@ def test_what_has_changed_counts(model):
         Incomparable,
     ],
 )
-def test_a_configuration_may_hold_what_cannot_be_compared_or_written(model, make):
+def test_configurations_and_classes_may_hold_what_cannot_be_compared_or_written(model, make, monkeypatch):
     call = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 4, "do_sample": False}
     expected = model.generate(**call)
-    for _ in range(2):
-        model.config.extra = make()
-        with tr.accelerated(model):
-            assert torch.equal(model.generate(**call), expected)
-            assert model.acceleration.fallback is None
-            known = facts_of(model)
+    with tr.accelerated(model):
+        for holder in (model.config, type(model)):
+            for _ in range(2):
+                monkeypatch.setattr(holder, "extra", make(), raising=False)
+                assert torch.equal(model.generate(**call), expected)
+                assert model.acceleration.fallback is None
+        known = facts_of(model)
     assert facts_of(model) is known
 
 

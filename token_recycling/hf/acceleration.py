@@ -28,6 +28,7 @@ from ..loop.request import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import MARKS_NO_CACHES, mark_callers
+from ..model.facts import Identities
 from ..model.info import UnsupportedModelError
 from ..model.parts import own_class
 from ..model.support import ready
@@ -134,11 +135,12 @@ class _Accelerated(PreTrainedModel):
         parametrization, that class is made again without, once for the same contents.
         """
         original = cls.__bases__[1] if cls in _contents_as_made else None
-        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-        if original is not None and contents == _contents_as_made[cls]:
+        contents = _contents_of(cls)
+        identities = [*contents], Identities(contents.values())
+        if original is not None and identities == _contents_as_made[cls]:
             return original
         bases = (original,) if original is not None else tuple(map(_without_acceleration, cls.__bases__))
-        made_of = bases, contents
+        made_of = bases, identities
         if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
             metaclass: Any = type(cls)
             own = CellType()
@@ -214,10 +216,15 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _classes: dict[type, type[_Accelerated]] = {}
-_contents_as_made: dict[type, dict[str, Any]] = {}
-"""Of accelerated classes, what they had when they were made."""
+_contents_as_made: dict[type, tuple[list[str], Identities]] = {}
+"""Of accelerated classes, what they had when they were made: names and values."""
 _plain_classes: dict[type, tuple[Any, type]] = {}
 """Of changed accelerated classes and those derived from them, what was made again; see `plain_class`."""
+
+
+def _contents_of(cls: type) -> dict[str, Any]:
+    """Return what is set on a class itself."""
+    return {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
 
 
 def _without_acceleration(base: type) -> type:
@@ -246,7 +253,8 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
         if MARKS_NO_CACHES:
             names["generate"] = _marking(original.generate)
         _classes[original] = made = type(original.__name__, (_Accelerated, original), names)
-        _contents_as_made[made] = {**vars(made)}
+        contents = _contents_of(made)
+        _contents_as_made[made] = [*contents], Identities(contents.values())
     return _classes[original]
 
 
