@@ -21,6 +21,7 @@ import pytest
 import torch
 from support import tiny
 from support.cases import thinned
+from support.side_by_side import SideBySide
 from torch import manual_seed
 from torch.nn import functional
 from transformers import LlamaForCausalLM
@@ -554,11 +555,10 @@ HELD_BY_LIBRARIES: dict[str, Bring] = {
 
 @pytest.mark.parametrize("name", thinned(HELD_BY_LIBRARIES, 2))
 def test_code_that_libraries_hold_is_of_its_user(name):
-    bring = HELD_BY_LIBRARIES[name]
-    plain, accelerated = llama(), llama()
-    bring(plain)
-    bring(accelerated)
-    tr.accelerate(accelerated)
-    for _ in range(2):
-        assert torch.equal(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
-    assert accelerated.acceleration.fallback is not None
+
+    def brought():
+        model = llama()
+        HELD_BY_LIBRARIES[name](model)
+        return model
+
+    SideBySide(brought).assert_same(lambda model: model.generate(IDS, **GREEDY), "", times=2)

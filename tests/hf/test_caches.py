@@ -157,9 +157,10 @@ def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
     assert model.acceleration.fallback is None
 
 
-def test_generates_own_compiling_for_static_caches_is_left_out(model):
+def test_generates_own_compiling_for_static_caches_is_left_out():
     """`generate` compiles the model for a static cache on an accelerator, or everywhere if told to."""
-    ids, config = tiny.prompt(0, 8), CompileConfig(backend="eager", fullgraph=False)
+    model, ids = tiny.llama(num_hidden_layers=1), tiny.prompt(0, 8)
+    config = CompileConfig(backend="eager", fullgraph=False)
     config._compile_all_devices = True
     arguments = {"cache_implementation": "static", "compile_config": config, **GREEDY, "max_new_tokens": 3}
     wanted = model.generate(ids, **arguments)

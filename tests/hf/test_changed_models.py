@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import SUPPORTED, model_of
+from support.architectures import model_of, named
 from support.drafters import example
+from support.side_by_side import SideBySide
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
@@ -148,12 +149,11 @@ def outcome(model: LlamaForCausalLM) -> Any:
 
 @pytest.mark.parametrize("change", CASES)
 def test_a_change_between_calls(change):
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
-    assert outcome(accelerated) == outcome(plain)
-    for model in (plain, accelerated):
-        change(model)
-    assert outcome(accelerated) == outcome(plain)
-    assert accelerated.acceleration.fallback is not None
+    both = SideBySide(tiny.llama)
+    both.assert_same(outcome)
+    both.change(change)
+    both.assert_same(outcome, "")
+    assert both.accelerated.acceleration.fallback is not None
 
 
 @pytest.mark.failing_objects
@@ -189,11 +189,9 @@ def test_a_change_before_accelerate(change):
     ids=["the last layer removed", "a derived class that changes nothing", "a setting that llama does not read"],
 )
 def test_a_change_that_does_no_harm(change):
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
-    for model in (plain, accelerated):
-        change(model)
-    assert outcome(accelerated) == outcome(plain)
-    assert accelerated.acceleration.fallback is None
+    both = SideBySide(tiny.llama)
+    both.change(change)
+    both.assert_same(outcome)
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -204,13 +202,12 @@ def test_a_processor_that_writes_to_the_prompt(place):
         ids[:, place] = (ids[:, place] + 1) % 60
         return scores.roll(int(ids[0, place]) % 3, 1)
 
-    outcomes = []
-    for model in (tiny.llama(), tr.accelerate(tiny.llama())):
+    def call(model):
         ids = IDS.clone()
-        tokens = model.generate(ids, logits_processor=[write], **GREEDY)
-        outcomes.append((tokens.tolist(), ids.tolist()))
-    assert outcomes[0] == outcomes[1]
-    assert outcomes[0][1] != IDS.tolist()
+        return model.generate(ids, logits_processor=[write], **GREEDY), ids
+
+    _, written = SideBySide(tiny.llama).assert_same(call)
+    assert not torch.equal(written, IDS)
 
 
 def test_a_library_that_counts_calls_in_a_class(monkeypatch):
@@ -221,19 +218,17 @@ def test_a_library_that_counts_calls_in_a_class(monkeypatch):
         calls.append(arguments)
         return generate(model, *args, **arguments)
 
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    both = SideBySide(tiny.llama)
     monkeypatch.setattr(LlamaForCausalLM, "generate", traced)
-    assert outcome(accelerated) == outcome(plain)
-    assert accelerated.acceleration.fallback is None
+    both.assert_same(outcome)
     assert len(calls) == 4
 
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_a_part_that_is_compiled_holds_functions_of_torch():
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
-    accelerated.model.norm = torch.compile(accelerated.model.norm, backend="eager")
-    assert outcome(accelerated) == outcome(plain)
-    assert accelerated.acceleration.fallback is None
+    both = SideBySide(tiny.llama)
+    both.accelerated.model.norm = torch.compile(both.accelerated.model.norm, backend="eager")
+    both.assert_same(outcome)
 
 
 def one_layer_left(model):
@@ -261,14 +256,11 @@ NOT_FITTING = {
 @pytest.mark.parametrize("name", NOT_FITTING)
 def test_a_change_that_a_drafter_was_not_made_for(name, tmp_path):
     change, reason = NOT_FITTING[name]
-    plain, model = tiny.llama(seed=2), tiny.llama(seed=2)
-    tr.accelerate(model, example(name, model, tmp_path))
-    for one in (plain, model):
-        outcome(one)
-        change(one)
-    assert outcome(model) == outcome(plain)
-    fallback = model.acceleration.fallback
-    assert fallback is None if reason is None else reason in fallback
+    both = SideBySide(lambda: tiny.llama(seed=2))
+    tr.accelerate(both.accelerated, example(name, both.accelerated, tmp_path))
+    both.change(outcome)
+    both.change(change)
+    both.assert_same(outcome, reason)
 
 
 def rolled(own):
@@ -324,20 +316,18 @@ def test_a_method_that_is_set_on_the_class_of_a_model(name, derives, monkeypatch
 
 
 def test_functions_of_torch_in_place_of_each_other():
-    outcomes = []
-    for model in (tiny.llama(), tr.accelerate(tiny.llama())):
-        for function in (torch.tanh, torch.fliplr, torch.sigmoid):
+    both = SideBySide(tiny.llama)
+    for function, reason in ((torch.tanh, None), (torch.fliplr, ""), (torch.sigmoid, None)):
+        for model in (both.plain, both.accelerated):
             for layer in model.model.layers:
                 layer.mlp.__dict__["act_fn"] = function
                 layer.mlp._modules.pop("act_fn", None)
-            outcomes.append(outcome(model))
-    assert outcomes[:3] == outcomes[3:]
-    assert model.acceleration.fallback is None
+        both.assert_same(outcome, reason)
 
 
 def test_a_table_of_attention_functions_in_a_familys_module(monkeypatch):
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
-    before, attend = outcome(accelerated), AttentionInterface()["sdpa"]
+    both = SideBySide(tiny.llama)
+    before, attend = both.assert_same(outcome), AttentionInterface()["sdpa"]
 
     def attention(module, query, *inputs, **named):
         attended, weights = attend(module, query, *inputs, **named)
@@ -346,23 +336,18 @@ def test_a_table_of_attention_functions_in_a_familys_module(monkeypatch):
     table = AttentionInterface()
     table["sdpa"] = attention
     monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", table)
-    assert outcome(accelerated) == outcome(plain) != before
-    assert "ALL_ATTENTION_FUNCTIONS" in accelerated.acceleration.fallback
+    assert both.assert_same(outcome, "ALL_ATTENTION_FUNCTIONS") != before
 
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_a_setting_of_a_compiled_model():
     """Its forward passes are of a copy without graphs."""
-    outcomes = []
-    for prepare in (lambda model: model, tr.accelerate):
-        model = prepare(model_of(next(case for case in SUPPORTED if case.family == "cohere")))
-        model.compile(backend="eager")
-        for scale in (1.0, -1.0):
-            model.logit_scale = scale
-            outcomes.append(outcome(model))
-    assert outcomes[:2] == outcomes[2:]
+    both, outcomes = SideBySide(lambda: model_of(named("cohere"))), []
+    both.accelerated.compile(backend="eager")
+    for scale in (1.0, -1.0):
+        both.change(lambda model: setattr(model, "logit_scale", scale))  # noqa: B023
+        outcomes.append(both.assert_same(outcome))
     assert outcomes[0] != outcomes[1]
-    assert model.acceleration.fallback is None
 
 
 def forwarding(base):
@@ -384,13 +369,10 @@ def preparing(base):
 @pytest.mark.parametrize("derive", [forwarding, preparing])
 def test_a_class_that_is_derived_from_that_of_an_accelerated_model(derive):
     """Copies and models that are decelerated are of the same class without ours; `super()` means that one."""
-    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
-    for model in (plain, accelerated):
-        model.__class__ = derive(type(model))
-    wanted = outcome(plain)
-    assert outcome(accelerated) == wanted
-    assert accelerated.acceleration.fallback is None
-    assert outcome(copy.deepcopy(accelerated)) == wanted
-    assert outcome(tr.decelerate(accelerated)) == wanted
-    assert outcome(tr.accelerate(accelerated)) == wanted
-    assert accelerated.acceleration.fallback is None
+    both = SideBySide(tiny.llama)
+    both.change(lambda model: setattr(model, "__class__", derive(type(model))))
+    wanted = both.assert_same(outcome)
+    assert outcome(copy.deepcopy(both.accelerated)) == wanted
+    assert outcome(tr.decelerate(both.accelerated)) == wanted
+    tr.accelerate(both.accelerated)
+    both.assert_same(outcome)

@@ -21,6 +21,7 @@ import pytest
 import torch
 from support import tiny
 from support.cases import thinned
+from support.side_by_side import SideBySide
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,16 +50,13 @@ def llama() -> LlamaForCausalLM:
     return tiny.llama(0, 0.5)
 
 
+def greedy(model: LlamaForCausalLM) -> torch.Tensor:
+    return model.generate(IDS, **GREEDY)
+
+
 def compare(call: Call, reason: str | None) -> None:
-    """Make two calls with a model of each kind, each with code and state of its own."""
-    wanted = [call(model) for model in [llama()] for _ in range(2)]
-    model = tr.accelerate(llama())
-    for expected in wanted:
-        torch.testing.assert_close(call(model), expected, atol=1e-4, rtol=1e-4)
-        if reason is None:
-            assert model.acceleration.fallback is None
-        else:
-            assert reason in str(model.acceleration.fallback)
+    """Two calls of a model, plain and accelerated."""
+    SideBySide(llama).assert_same(call, reason, times=2)
 
 
 def coarse(states: torch.Tensor) -> torch.Tensor:
@@ -137,15 +135,13 @@ FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
 @pytest.mark.parametrize("name", thinned(FUNCTIONS, 2))
 def test_functions_of_libraries(name, monkeypatch):
     holder, function, replaced, reason = FUNCTIONS[name]
-    model = tr.accelerate(llama())
-    plain = model.generate(IDS, **GREEDY)
+    both = SideBySide(llama)
+    both.assert_same(greedy)
     with monkeypatch.context() as patch:
         patch.setattr(holder, function, replaced(getattr(holder, function)))
-        compare(lambda model: model.generate(IDS, **GREEDY), reason)
-        wanted = llama().generate(IDS, **GREEDY)
-        assert torch.equal(model.generate(IDS, **GREEDY), wanted), "replaced between calls"
-    assert torch.equal(model.generate(IDS, **GREEDY), plain)
-    assert model.acceleration.fallback is None
+        compare(greedy, reason)
+        both.assert_same(greedy, reason)  # replaced between calls
+    both.assert_same(greedy)
 
 
 def test_a_processor_of_transformers_that_was_replaced(monkeypatch):
@@ -183,19 +179,16 @@ def test_kernels_that_torch_adds_later_are_its_own():
 )
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_kernels_of_torch_that_were_replaced(operator, kernel):
-    model, plain = tr.accelerate(llama()), llama()
-    before = model.generate(IDS, **GREEDY)
+    both = SideBySide(llama)
+    before = both.assert_same(greedy)
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl(operator, kernel, "CPU")
-        wanted = plain.generate(IDS, **GREEDY)
-        assert not torch.equal(wanted, before), "the kernel changes nothing"
-        assert torch.equal(model.generate(IDS, **GREEDY), wanted)
-        assert f"aten/{operator}/CPU" in model.acceleration.fallback
+        changed = both.assert_same(greedy, f"aten/{operator}/CPU")
+        assert not torch.equal(changed, before), "the kernel changes nothing"
     finally:
         library._destroy()
-    assert torch.equal(model.generate(IDS, **GREEDY), before)
-    assert model.acceleration.fallback is None
+    assert torch.equal(both.assert_same(greedy), before)
 
 
 class _Halved(torch.Tensor):
@@ -210,16 +203,16 @@ class _Halved(torch.Tensor):
 
 @pytest.mark.parametrize("between", [False, True])
 def test_buffers_of_a_class_of_ones_own(between):
-    plain, accelerated = llama(), llama()
-    if between:
-        tr.accelerate(accelerated).generate(IDS, **GREEDY)
-    for model in (plain, accelerated):
+    def halve(model):
         rotary = model.model.rotary_emb
         rotary.inv_freq = rotary.inv_freq.as_subclass(_Halved)
-    if not between:
-        tr.accelerate(accelerated)
-    assert torch.equal(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
-    assert "_Halved" in accelerated.acceleration.fallback
+        return model
+
+    both = SideBySide(llama if between else lambda: halve(llama()))
+    if between:
+        both.assert_same(greedy)
+        both.change(halve)
+    both.assert_same(greedy, "_Halved")
 
 
 class _Functions(TorchFunctionMode):
@@ -289,15 +282,12 @@ def test_a_list_of_processors_with_a_call_of_its_own():
         def _get_logits_processor(self, *arguments, **more):
             return List(super()._get_logits_processor(*arguments, **more))
 
-    def call(model):
+    def model():
+        model = llama()
         model.__class__ = Model
-        return model.generate(IDS, **GREEDY)
+        return model
 
-    expected = call(llama())
-    model = llama()
-    model.__class__ = Model
-    tr.accelerate(model)
-    assert torch.equal(model.generate(IDS, **GREEDY), expected)
+    assert torch.equal(greedy(tr.accelerate(model())), greedy(model()))
 
 
 # State that is shared
@@ -470,11 +460,8 @@ def test_code_of_a_call_that_shares_state_with_the_model(bring):
     def call(model):
         return model.generate(IDS, **{**GREEDY, **bring(model)})
 
-    wanted = call(llama())
-    model = tr.accelerate(llama())
-    assert torch.equal(call(model), wanted)
-    assert SHARED[bring] in str(model.acceleration.fallback)
-    assert not torch.equal(wanted, llama().generate(IDS, **GREEDY)) or bring is length_of_the_cache
+    wanted = SideBySide(llama).assert_same(call, SHARED[bring])
+    assert not torch.equal(wanted, greedy(llama())) or bring is length_of_the_cache
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -501,26 +488,23 @@ def test_a_processor_that_changes_a_library(by_name, monkeypatch):
         return model.generate(IDS, logits_processor=[processor], **GREEDY)
 
     compare(call, "changes torch.nn.functional")
-    assert not torch.equal(call(llama()), llama().generate(IDS, **GREEDY))
+    assert not torch.equal(call(llama()), greedy(llama()))
 
 
 def test_adapters_that_a_processor_switches():
-    def call(accelerate):
+    def adapted():
         torch.manual_seed(3)
         layers = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
-        model = peft.get_peft_model(llama(), peft.LoraConfig(r=4, **layers)).eval()
-        base = accelerate(model.get_base_model())
+        return peft.get_peft_model(llama(), peft.LoraConfig(r=4, **layers)).eval()
 
+    def call(model):
         def processor(ids, scores):
             (model.base_model.disable_adapter_layers if ids[0, -1] % 2 else model.base_model.enable_adapter_layers)()
             return scores
 
-        return base, model.generate(input_ids=IDS, logits_processor=[processor], **GREEDY)
+        return model.generate(input_ids=IDS, logits_processor=[processor], **GREEDY)
 
-    _, wanted = call(lambda model: model)
-    model, ours = call(tr.accelerate)
-    assert torch.equal(ours, wanted)
-    assert "reaches the model" in str(model.acceleration.fallback)
+    SideBySide(adapted).assert_same(call, "reaches the model")
 
 
 def test_a_stream_refuses_them():
@@ -581,10 +565,7 @@ def test_other_code_of_a_call(monkeypatch, kind):
         more = {"stopping_criteria": [application.stop], "logits_processor": [application.process]}
         return one.generate(IDS, streamer=application, **more, **GREEDY)
 
-    wanted = call(llama())
-    ours = tr.accelerate(llama())
-    assert torch.equal(call(ours), wanted)
-    assert ("reaches the model" in str(ours.acceleration.fallback)) == (kind is not _Application)
+    SideBySide(llama).assert_same(call, None if kind is _Application else "reaches the model")
 
 
 def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
@@ -603,9 +584,8 @@ def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
 def test_a_module_that_is_compiled_ahead():
     model = llama()
     model.model.layers[0].mlp = torch.jit.trace(model.model.layers[0].mlp, torch.randn(1, 3, 32))
-    wanted = model.generate(IDS, **GREEDY)
-    tr.accelerate(model)
-    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    wanted = greedy(model)
+    assert torch.equal(greedy(tr.accelerate(model)), wanted)
 
 
 def counted_choices():
@@ -649,11 +629,9 @@ def by_row():
 def test_functions_that_are_called_for_each_sequence(make, reason, rows):
     """Sequences of a batch advance apart: what such a function keeps would be changed in another order."""
     ids = torch.cat([IDS, IDS.roll(1, 1)])[:rows]
-    wanted = llama().generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY)
-    model = tr.accelerate(llama())
-    assert torch.equal(model.generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY), wanted)
-    assert (model.acceleration.fallback is None) == (rows == 1 or reason is None)
-    assert rows == 1 or reason is None or reason in model.acceleration.fallback
+    SideBySide(llama).assert_same(
+        lambda model: model.generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY), reason if rows > 1 else None
+    )
 
 
 class Sums:
@@ -688,23 +666,21 @@ class Sums:
 )
 def test_tensors_of_inference_mode_are_written_to(name, of, rows):
     """Only within that mode."""
-    model, results = llama(), []
-    for prepare in (lambda model: model, tr.accelerate):
-        prepare(model)
+
+    def call(model):
         with torch.inference_mode():
             one = Sums()
-            ids = model.generate(IDS.repeat(rows, 1), **{name: of(one)}, **GREEDY)
-            results.append([ids, one.sums])
-    assert all(map(torch.equal, *results))
-    assert model.acceleration.fallback is None
+            return model.generate(IDS.repeat(rows, 1), **{name: of(one)}, **GREEDY), one.sums
+
+    SideBySide(llama).assert_same(call)
 
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_ids_of_earlier_tokens_are_the_codes_own(name):
     """Which may change what it was shown before; at its time, the ids are those of the call."""
 
-    def call(model, ids):
-        shown = []
+    def call(model):
+        ids, shown = IDS.clone(), []
 
         def note(ids, scores):
             shown.append(ids)
@@ -716,10 +692,7 @@ def test_ids_of_earlier_tokens_are_the_codes_own(name):
 
         return [model.generate(ids, **{name: [note]}, **GREEDY), *shown]
 
-    wanted = call(llama(), IDS.clone())
-    model = tr.accelerate(llama())
-    assert all(map(torch.equal, call(model, IDS.clone()), wanted))
-    assert model.acceleration.fallback is None
+    SideBySide(llama).assert_same(call)
 
 
 class Automaton:

@@ -22,8 +22,9 @@ import transformers
 from peft.tuners.lora import LoraLayer
 from support import tiny
 from support.architectures import SUPPORTED, model_of
-from support.cases import parameter, thinned
+from support.cases import paired, parameter, thinned
 from support.further_architectures import FURTHER
+from support.side_by_side import SideBySide, assert_same
 from torch.nn.utils import parametrizations
 from transformers import (
     AttentionInterface,
@@ -57,21 +58,15 @@ def llama(kind: type = LlamaForCausalLM, **config: Any) -> LlamaForCausalLM:
     return model
 
 
+def greedy(model: Any) -> torch.Tensor:
+    return model.generate(IDS, **GREEDY)
+
+
 def compare(bring: Bring, reason: str | None, ids: torch.Tensor = IDS, **arguments: Any) -> None:
-    """Two calls of a model, plain and accelerated, each with hooks, adapters and state of its own."""
-    arguments = {**GREEDY, **arguments}
-    plain = bring()
-    wanted = [plain.generate(ids, **arguments) for _ in range(2)]
-    ours = bring()
-    base = ours.get_base_model() if isinstance(ours, peft.PeftModel) else ours
-    tr.accelerate(base)
-    for expected in wanted:
-        assert torch.equal(ours.generate(ids, **arguments), expected)
-        if reason is None:
-            assert base.acceleration.fallback is None
-            assert base.acceleration.stats.steps
-        else:
-            assert reason in str(base.acceleration.fallback)
+    """Two calls of a model, plain and accelerated."""
+    both = SideBySide(bring)
+    both.assert_same(lambda model: model.generate(ids, **{**GREEDY, **arguments}), reason, times=2)
+    assert reason is not None or both.base.acceleration.stats.steps
 
 
 # Hooks
@@ -281,22 +276,15 @@ def test_hooks_that_look_at_a_batch(ends):
 
 
 def test_hooks_come_and_go_between_calls():
-    model = llama()
-    plain = model.generate(IDS, **GREEDY)
-    tr.accelerate(model)
-    for hook, accelerated in [(last, False), (everywhere, True), (one_row, False)] * 2:
-        assert torch.equal(model.generate(IDS, **GREEDY), plain)
-        assert model.acceleration.fallback is None
-        handle = model.model.layers[1].register_forward_hook(hook)
-        other = llama()
-        other.model.layers[1].register_forward_hook(hook)
-        wanted = other.generate(IDS, **GREEDY)
+    both = SideBySide(llama)
+    for hook, reason in [(last, "last"), (everywhere, None), (one_row, "one_row")] * 2:
+        plain = both.assert_same(greedy)
+        handles = both.change(lambda model: model.model.layers[1].register_forward_hook(hook))  # noqa: B023
+        wanted = both.assert_same(greedy, reason, times=2)
         assert not torch.equal(wanted, plain)
-        for _ in range(2):
-            assert torch.equal(model.generate(IDS, **GREEDY), wanted)
-            assert (model.acceleration.fallback is None) == accelerated
-        assert torch.equal(tr.generate(model, IDS, **GREEDY), wanted)
-        handle.remove()
+        assert torch.equal(tr.generate(both.accelerated, IDS, **GREEDY), wanted)
+        for handle in handles:
+            handle.remove()
 
 
 def test_a_hook_that_is_said_to_be_of_transformers():
@@ -417,17 +405,16 @@ def test_a_trial_fits_into_a_short_context():
 
 
 def test_lists_that_hooks_append_to_hold_the_passes_of_generate():
-    kept: dict[bool, list[Any]] = {False: [], True: []}
-    for ours, rows in kept.items():
-        model = llama()
-        model.model.layers[0].register_forward_hook(lambda module, inputs, output, to=rows: to.append(inputs[0].shape))
-        model.model.layers[1].mlp.register_forward_pre_hook(lambda module, inputs, to=rows: to.extend(inputs[0].shape))
-        if ours:
-            tr.accelerate(model)
-        for _ in range(2):
-            model.generate(IDS, **GREEDY)
-    assert kept[True] == kept[False]
-    assert "a list" in model.acceleration.fallback
+    def appending(model):
+        rows = []
+        model.model.layers[0].register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape))
+        model.model.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: rows.extend(inputs[0].shape))
+        return rows
+
+    both = SideBySide(llama)
+    rows = both.change(appending)
+    both.assert_same(greedy, "a list", times=2)
+    assert rows[0] == rows[1] != []
 
 
 @pytest.mark.parametrize("hook", [everywhere, last])
@@ -439,15 +426,10 @@ def test_sixteen_bits(hook):
 
 
 def test_a_hook_of_a_quantised_model_is_seen():
-    outputs = []
-    for prepare in (lambda model: model, tr.accelerate):
-        model = llama()
-        model.is_quantized = True
-        prepare(model)
-        model.model.layers[0].register_forward_hook(last)
-        outputs.append(model.generate(IDS, **GREEDY))
-    assert torch.equal(*outputs)
-    assert "forward hook last" in model.acceleration.fallback
+    both = SideBySide(llama)
+    both.change(lambda model: setattr(model, "is_quantized", True))
+    both.change(lambda model: model.model.layers[0].register_forward_hook(last))
+    both.assert_same(greedy, "forward hook last")
 
 
 def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
@@ -514,8 +496,8 @@ def test_settings_that_change_between_calls(make, put, monkeypatch):
         prepare(model)
         for on in (False, True, False):
             put(settings, on)
-            outputs.append(model.generate(IDS, **GREEDY))
-    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+            outputs.append(greedy(model))
+    assert_same(outputs[3:], outputs[:3])
     assert not torch.equal(outputs[0], outputs[1])
 
 
@@ -538,34 +520,37 @@ SWITCH = False
 @pytest.mark.parametrize("of", ["class", "module", "buffer", "function", "globals"])
 def test_plain_settings_that_change_between_calls(of, monkeypatch):
     """Code is accelerated while they let it treat rows alike."""
-    outputs, accelerated = [], []
-    for prepare in (lambda model: model, tr.accelerate):
-        model, is_on = llama(), False
+    is_on = False
+
+    def hook(module, inputs, output):
+        return last(module, inputs, output) if SWITCH or is_on else output
+
+    def bring():
+        model = llama()
         layer = model.model.layers[0]
-
-        def hook(module, inputs, output):
-            return last(module, inputs, output) if SWITCH or is_on else output  # noqa: B023
-
         if of in ("function", "globals"):
             layer.register_forward_hook(hook)
         else:
             layer.mlp = Switched(layer.mlp)
-        prepare(model)
-        for on in (False, True, False):
-            if of == "function":
-                is_on = on
-            elif of == "buffer":
-                layer.mlp.switch.fill_(on)
-            elif of == "globals":
-                monkeypatch.setitem(globals(), "SWITCH", on)
-            else:
-                monkeypatch.setattr(layer.mlp if of == "module" else Switched, "on", on)
-            outputs.append(model.generate(IDS, **GREEDY))
-            accelerated.append("acceleration" in vars(model) and model.acceleration.fallback is None)
-        monkeypatch.undo()
-    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+        return model
+
+    def put(model, on):
+        nonlocal is_on
+        mlp = model.model.layers[0].mlp
+        if of == "function":
+            is_on = on
+        elif of == "buffer":
+            mlp.switch.fill_(on)
+        elif of == "globals":
+            monkeypatch.setitem(globals(), "SWITCH", on)
+        else:
+            monkeypatch.setattr(mlp if of == "module" else Switched, "on", on)
+
+    both, outputs = SideBySide(bring), []
+    for on, reason in ((False, None), (True, "model.layers.0"), (False, None)):
+        both.change(lambda model: put(model, on))  # noqa: B023
+        outputs.append(both.assert_same(greedy, reason))
     assert not torch.equal(outputs[0], outputs[1])
-    assert accelerated[3:] == [True, False, True]
 
 
 def scaled(function):
@@ -587,21 +572,25 @@ def by_last(function):
 )
 def test_a_function_in_place_of_another_one_between_calls(path, name):
     """In the place of a module: the attributes of the module that has it are as many as before."""
-    outputs = []
-    for prepare in (lambda model: model, tr.accelerate):
+
+    def bring():
         model = llama(intermediate_size=32)
         holder = model.get_submodule(path)
-        own = getattr(holder, name)
+        holder.kept = getattr(holder, name)
         delattr(holder, name)
-        holder.kept = own
-        for position, change in enumerate((scaled, by_last, scaled)):
-            setattr(holder, name, change(own))
-            if not position:
-                prepare(model)
-            outputs.append(model.generate(IDS, **GREEDY))
-    assert all(map(torch.equal, outputs[:3], outputs[3:]))
-    assert not torch.equal(outputs[0], outputs[1])
-    assert model.acceleration.fallback is None
+        put(model, scaled)
+        return model
+
+    def put(model, change):
+        holder = model.get_submodule(path)
+        setattr(holder, name, change(holder.kept))
+
+    both = SideBySide(bring)
+    before = both.assert_same(greedy)
+    both.change(lambda model: put(model, by_last))
+    assert not torch.equal(both.assert_same(greedy, f"set as {name}"), before)
+    both.change(lambda model: put(model, scaled))
+    both.assert_same(greedy)
 
 
 class Scaled(LlamaForCausalLM):
@@ -1016,59 +1005,52 @@ def gate_of(model):
     ("bring", "change"),
     [
         *itertools.product([with_pooling, with_slight_pooling, with_a_gate], [opened]),
-        *itertools.product([with_large_pooling, with_a_large_tensor], [opened, opened_uncounted, opened_by_numpy]),
+        *paired([with_large_pooling, with_a_large_tensor], [opened, opened_uncounted, opened_by_numpy]),
         (with_a_branch, LlamaForCausalLM.train),
     ],
 )
 def test_what_code_does_may_be_hidden_at_first(bring, change):
     """By a weight that is trained later, from zero, or in evaluation mode."""
-    plain = llama()
-    bring(plain.model.layers[0])
-    model = tr.accelerate(copy.deepcopy(plain))
-    for changed in (False, True):
-        for one in (plain, model) if changed else ():
-            change(one)
-        for _ in range(2):
-            assert torch.equal(model.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
-        assert (model.acceleration.fallback is None) == (not changed)
+    model = llama()
+    bring(model.model.layers[0])
+    both = SideBySide(lambda: copy.deepcopy(model))
+    both.assert_same(greedy, times=2)
+    both.change(change)
+    both.assert_same(greedy, "", times=2)
 
 
 def test_modules_of_torch_that_change_between_calls():
     """Their attributes and weights decide on whether they look at several rows."""
-    outputs = []
-    for prepare in (lambda model: model, tr.accelerate):
-        model = with_mlp(*over_rows(lambda: torch.nn.Conv2d(1, 1, 3, padding=1)), lambda: torch.nn.Softmax(-1))()
-        prepare(model)
-        convolution, softmax = model.model.layers[0].mlp[2], model.model.layers[0].mlp[4]
-        refused = []
-        for rows, dim in ((slice(1, 2), -1), (slice(0, 3), -1), (slice(1, 2), 1), (slice(1, 2), -1)):
-            convolution.weight.data.zero_()[:, :, rows] = 1.0
-            softmax.dim = dim
-            outputs.append(model.generate(IDS, **GREEDY))
-            refused.append(model.acceleration.fallback is not None if prepare is tr.accelerate else None)
-    assert all(map(torch.equal, outputs[:4], outputs[4:]))
-    assert refused == [False, True, True, False]
+
+    def put(rows, dim):
+        def change(model):
+            mlp = model.model.layers[0].mlp
+            mlp[2].weight.data.zero_()[:, :, rows] = 1.0
+            mlp[4].dim = dim
+
+        return change
+
+    row, all_rows = slice(1, 2), slice(0, 3)
+    both = SideBySide(with_mlp(*over_rows(lambda: torch.nn.Conv2d(1, 1, 3, padding=1)), lambda: torch.nn.Softmax(-1)))
+    for rows, dim, reason in ((row, -1, None), (all_rows, -1, "Conv2d"), (row, 1, "Softmax"), (row, -1, None)):
+        both.change(put(rows, dim))
+        both.assert_same(greedy, reason)
 
 
 @pytest.mark.parametrize("kind", [Processing, Stopping])
 def test_processors_and_criteria_of_a_subclass_are_honoured(kind):
-    plain = llama().generate(IDS, **GREEDY)
-    wanted = llama(kind).generate(IDS, **GREEDY)
-    assert not torch.equal(wanted, plain)
-    assert torch.equal(tr.accelerate(llama(kind)).generate(IDS, **GREEDY), wanted)
+    wanted = greedy(llama(kind))
+    assert not torch.equal(wanted, greedy(llama()))
+    assert torch.equal(greedy(tr.accelerate(llama(kind))), wanted)
 
 
 @pytest.mark.parametrize("changed", ["last row", "all"])
 def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
-    model = tr.accelerate(llama())
-    plain = model.generate(IDS, **GREEDY)
-    kind = type(model.model.layers[0].mlp)
+    both = SideBySide(llama)
+    plain, kind = both.assert_same(greedy), type(both.plain.model.layers[0].mlp)
     change = (lambda o: o * 1.5) if changed == "all" else (lambda o: last(None, None, o))
     monkeypatch.setattr(kind, "forward", wrapped(kind.forward, change))
-    wanted = llama().generate(IDS, **GREEDY)
-    assert not torch.equal(wanted, plain)
-    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
-    assert (model.acceleration.fallback is None) == (changed == "all")
+    assert not torch.equal(both.assert_same(greedy, None if changed == "all" else "LlamaMLP"), plain)
 
 
 class Bound:
@@ -1103,21 +1085,16 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
 
 @pytest.mark.parametrize("wrapper", thinned(WRAPPERS, 2))
 def test_methods_that_are_replaced_by_what_is_no_function_of_a_user(monkeypatch, wrapper):
-    model = tr.accelerate(llama())
-    plain = model.generate(IDS, **GREEDY)
-    kind = type(model.model.norm)
-    own = model.model.norm.forward if wrapper == "a static method" else kind.forward
+    both = SideBySide(llama)
+    plain, norm = both.assert_same(greedy), both.plain.model.norm
+    own = norm.forward if wrapper == "a static method" else type(norm).forward
 
     def changed(module, states):
         return last(None, None, own(states) if module is None else own(module, states))
 
-    wanted = []
     for _ in range(2):  # by another one of the same kind, too
-        monkeypatch.setattr(kind, "forward", WRAPPERS[wrapper](changed))
-        wanted.append(llama().generate(IDS, **GREEDY))
-        assert torch.equal(model.generate(IDS, **GREEDY), wanted[-1])
-        assert "forward of LlamaRMSNorm" in model.acceleration.fallback
-    assert not torch.equal(wanted[0], plain)
+        monkeypatch.setattr(type(norm), "forward", WRAPPERS[wrapper](changed))
+        assert not torch.equal(both.assert_same(greedy, "forward of LlamaRMSNorm"), plain)
 
 
 def trials(monkeypatch) -> list[Any]:
@@ -1205,28 +1182,24 @@ def test_attention_of_ones_own(bring, reason, ids):
 
 
 def test_training_mode_with_dropout():
-    model = llama(attention_dropout=0.3)
-    plain = model.generate(IDS, **GREEDY)
-    tr.accelerate(model)
+    both = SideBySide(lambda: llama(attention_dropout=0.3))
+    plain = both.assert_same(greedy)
     for training in (True, False, True):
-        model.train(training)
-        ours, state = tiny.seeded(model.generate, IDS, **GREEDY)
-        assert ("training mode" in str(model.acceleration.fallback)) == training
-        other = llama(attention_dropout=0.3).train(training)
-        wanted, wanted_state = tiny.seeded(other.generate, IDS, **GREEDY)
-        assert torch.equal(ours, wanted)
-        assert torch.equal(state, wanted_state)
+        both.change(lambda model: model.train(training))  # noqa: B023
+        wanted, _ = both.assert_same(seeded, "training mode" if training else None)
         assert torch.equal(wanted, plain) != training
+
+
+def seeded(model: Any) -> tuple[Any, torch.Tensor]:
+    return tiny.seeded(model.generate, IDS, **GREEDY)
 
 
 def test_training_mode_without_dropout_is_accelerated():
     """Until some is set."""
-    plain, model = llama().train(), tr.accelerate(llama().train())
-    for share in (0.0, 0.3):
-        for one in (plain, model):
-            one.model.layers[0].self_attn.attention_dropout = share
-        assert torch.equal(*(tiny.seeded(one.generate, IDS, **GREEDY)[0] for one in (plain, model)))
-        assert ("training mode" in str(model.acceleration.fallback)) == (share > 0)
+    both = SideBySide(lambda: llama().train())
+    for share, reason in ((0.0, None), (0.3, "training mode")):
+        both.change(lambda model: setattr(model.model.layers[0].self_attn, "attention_dropout", share))  # noqa: B023
+        both.assert_same(seeded, reason)
 
 
 RANDOM = {
@@ -1241,10 +1214,8 @@ RANDOM = {
 @pytest.mark.parametrize(("family", "number"), RANDOM.items())
 def test_what_makes_a_family_random_in_training_mode(family, number):
     case = next(case for case in (*SUPPORTED, *FURTHER) if case.family == family)
-    plain = model_of(dataclasses.replace(case, config={**case.config, number: 0.5})).train()
-    model = tr.accelerate(copy.deepcopy(plain))
-    assert all(map(torch.equal, *(tiny.seeded(one.generate, IDS, **GREEDY) for one in (plain, model))))
-    assert "training mode" in model.acceleration.fallback
+    case = dataclasses.replace(case, config={**case.config, number: 0.5})
+    SideBySide(lambda: model_of(case).train()).assert_same(seeded, "training mode")
 
 
 def mixture(family: str, **more: Any) -> Any:
@@ -1334,21 +1305,15 @@ def test_an_adapter_for_each_row(ids):
 
 
 def test_adapters_that_are_switched_between_calls():
-    ours, plain = adapted(lora(), "a", "b"), adapted(lora(), "a", "b")
-    base = tr.accelerate(ours.get_base_model())
-    texts = []
+    both, texts = SideBySide(lambda: adapted(lora(), "a", "b")), []
     for name in ("a", "b", None, "a"):
-        for wrapper in (ours, plain):
-            if name is not None:
-                wrapper.set_adapter(name)
         if name is None:
-            with ours.disable_adapter(), plain.disable_adapter():
-                texts.append((ours.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY)))
+            with both.plain.disable_adapter(), both.accelerated.disable_adapter():
+                texts.append(both.assert_same(greedy))
         else:
-            texts.append((ours.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY)))
-        assert base.acceleration.fallback is None
-        assert torch.equal(*texts[-1])
-    assert len({tuple(text.flatten().tolist()) for text, _ in texts}) == 3
+            both.change(lambda wrapper: wrapper.set_adapter(name))  # noqa: B023
+            texts.append(both.assert_same(greedy))
+    assert len({tuple(text.flatten().tolist()) for text in texts}) == 3
 
 
 FLIPS: dict[str, Callable[[Any], Any]] = {
@@ -1364,18 +1329,14 @@ FLIPS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("flip", thinned(FLIPS, 2))
 def test_small_attributes_of_adapters_that_people_flip(flip):
     """Of every layer, and of one alone."""
-    ours, plain = adapted(lora(), "a", "b"), adapted(lora(), "a", "b")
-    base = tr.accelerate(ours.get_base_model())
-    before = ours.generate(IDS, **GREEDY)
-    for number in (1, 2):
-        for wrapper in (ours, plain):
-            layers = [layer for layer in wrapper.modules() if isinstance(layer, LoraLayer)]
-            for layer in layers[:number] if number == 1 else layers[1:]:
+    both = SideBySide(lambda: adapted(lora(), "a", "b"))
+    before = both.assert_same(greedy)
+    for some in (slice(1), slice(1, None)):
+        for wrapper in (both.plain, both.accelerated):
+            for layer in [layer for layer in wrapper.modules() if isinstance(layer, LoraLayer)][some]:
                 FLIPS[flip](layer)
-        wanted = plain.generate(IDS, **GREEDY)
-        assert torch.equal(ours.generate(IDS, **GREEDY), wanted)
-        assert base.acceleration.fallback is None
-    assert not torch.equal(before, wanted) or flip in ("merged", "dropout")
+        after = both.assert_same(greedy)
+    assert not torch.equal(before, after) or flip in ("merged", "dropout")
 
 
 # The vocabulary
@@ -1383,15 +1344,10 @@ def test_small_attributes_of_adapters_that_people_flip(flip):
 
 @pytest.mark.parametrize("drafter", ["recycling", "published", "suffix"])
 def test_embeddings_that_are_resized(drafter, caplog):
-    model, other = tr.accelerate(llama(), drafter), llama()
-    model.generate(IDS, **GREEDY)
+    both = SideBySide(llama, drafter)
+    both.assert_same(greedy)
     for size in (70, 60):
-        for one in (model, other):
-            torch.manual_seed(0)
-            one.resize_token_embeddings(size, mean_resizing=False)
-        wanted = other.generate(IDS.clamp(max=size - 1), **GREEDY)
-        for _ in range(2):
-            assert torch.equal(model.generate(IDS.clamp(max=size - 1), **GREEDY), wanted)
-            assert model.acceleration.fallback is None
+        both.change(lambda model: tiny.seeded(model.resize_token_embeddings, size, mean_resizing=False))  # noqa: B023
+        both.assert_same(lambda model: model.generate(IDS.clamp(max=size - 1), **GREEDY), times=2)  # noqa: B023
     said = [record.getMessage() for record in caplog.records if "starts again" in record.getMessage()]
     assert len(said) == (0 if drafter == "suffix" else 2)

@@ -21,6 +21,7 @@ from support.cases import thinned
 from support.drafters import Garbage
 from support.recurrent_architectures import RECURRENT
 from support.releases import needs
+from support.side_by_side import SideBySide, assert_same
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -252,19 +253,6 @@ def comparable(value: Any) -> Any:
     return value
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    if isinstance(wanted, list):
-        assert len(found) == len(wanted), (found, wanted)
-        for one, other in zip(found, wanted, strict=True):
-            assert_same(one, other)
-    elif isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-    elif isinstance(wanted, torch.Tensor):
-        assert found.tolist() == wanted.tolist()
-    else:
-        assert found == wanted
-
-
 @pytest.mark.parametrize(
     ("report", "drafter"),
     thinned(product(REPORTS, ["recycling", "prompt_lookup", "lookahead"]), kept=lambda case: case[1] == "recycling"),
@@ -285,12 +273,10 @@ def test_a_reported_call_is_that_of_generate_in_every_family(report, family):
 
 
 def compare(report: str, drafter: str, family: str) -> None:
-    wanted = outcome(REPORTS[report], copy.deepcopy(prototype(family)))
-    accelerated = tr.accelerate(copy.deepcopy(prototype(family)), drafter)
-    assert_same(outcome(REPORTS[report], accelerated), wanted)
     # Of states alone `generate` makes a cache of its own.
     left = family != "recurrent" and any(part in report for part in LEFT_TO_GENERATE)
-    assert (accelerated.acceleration.fallback is not None) == left, accelerated.acceleration.fallback
+    both = SideBySide(lambda: copy.deepcopy(prototype(family)), drafter)
+    both.assert_same(partial(outcome, REPORTS[report]), "" if left else None)
 
 
 def assigned(cache: DynamicCache) -> DynamicCache:
@@ -418,34 +404,28 @@ def larger_where_one(own: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_a_method_that_is_replaced_in_a_base_between_calls_is_seen(family, holder, name, make, monkeypatch):
-    plain = model_of(named(family))
-    accelerated = tr.accelerate(copy.deepcopy(plain))
-    assert_same(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+    both = SideBySide(lambda: model_of(named(family)))
+    both.assert_same(lambda model: model.generate(IDS, **GREEDY))
     monkeypatch.setattr(holder, name, make(getattr(holder, name)))
-    assert_same(accelerated.generate(BOTH, **GREEDY), plain.generate(BOTH, **GREEDY))
-    assert accelerated.acceleration.fallback is not None
+    both.assert_same(lambda model: model.generate(BOTH, **GREEDY), "")
 
 
 @pytest.mark.parametrize("family", ["window", "hybrid"])
 def test_layers_in_another_order_are_left_to_generate(family):
     """Layers that were removed or moved by hand, as in huggingface/transformers#30508 and peremartra/optipfair#20."""
-    plain, accelerated = copy.deepcopy(prototype(family)), tr.accelerate(copy.deepcopy(prototype(family)))
-    for model in (plain, accelerated):
-        layers = model.base_model.layers
+    both = SideBySide(lambda: copy.deepcopy(prototype(family)))
+    for layers in both.change(lambda model: model.base_model.layers):
         layers._modules.update({str(place): layer for place, layer in enumerate([*layers][::-1])})
-    assert_same(outcome(call(), accelerated), outcome(call(), plain))
-    assert "in place 0" in accelerated.acceleration.fallback
+    both.assert_same(partial(outcome, call()), "in place 0")
 
 
 @pytest.mark.parametrize("family", ["jamba", "bamba", "lfm2"])
 def test_a_hybrid_without_its_attention_is_left_to_generate(family):
     """Its layer is removed by hand, whose cache says how many tokens were read."""
     model = model_of(next(case for case in RECURRENT if case.family == family))
-    accelerated = tr.accelerate(copy.deepcopy(model))
+    both = SideBySide(lambda: copy.deepcopy(model))
     layers = DynamicCache(config=model.config).layers
     counting = next(place for place, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin))
-    for one in (model, accelerated):
-        one.base_model.layers = one.base_model.layers[:counting]
+    both.change(lambda model: setattr(model.base_model, "layers", model.base_model.layers[:counting]))
     for ids in (IDS[:, :1], IDS):
-        assert_same(outcome(call(ids), accelerated), outcome(call(ids), model))
-    assert f"no layer of number {counting}" in accelerated.acceleration.fallback
+        both.assert_same(partial(outcome, call(ids)), f"no layer of number {counting}")
