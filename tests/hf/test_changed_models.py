@@ -366,7 +366,31 @@ def preparing(base):
     return Derived
 
 
-@pytest.mark.parametrize("derive", [forwarding, preparing])
+def decorated(base):
+    def named(function):
+        def calling(*inputs, **others):
+            return calling and function(*inputs, **others)
+
+        return calling
+
+    class Derived(base):
+        @classmethod
+        @named
+        def can_generate(cls):
+            return super().can_generate()
+
+        @property
+        def device(self):
+            return super().device
+
+        @torch.no_grad()
+        def forward(self, *inputs, **named):
+            return super().forward(*inputs, **named)
+
+    return Derived
+
+
+@pytest.mark.parametrize("derive", [forwarding, preparing, decorated])
 def test_a_class_that_is_derived_from_that_of_an_accelerated_model(derive):
     """Copies and models that are decelerated are of the same class without ours; `super()` means that one."""
     both = SideBySide(tiny.llama)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 from typing import Any
@@ -231,19 +232,39 @@ def _without_acceleration(base: type) -> type:
     return base.plain_class() if issubclass(base, _Accelerated) else base
 
 
-def _method_of(own: CellType, method: Any, cls: type) -> Any:
-    """Return a method of a class as one of the class in the cell `own`, which its `super()` means then."""
-    if not isinstance(method, FunctionType):
-        return method
-    cells = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
-    if "__class__" not in cells or cells["__class__"].cell_contents is not cls:
-        return method
-    cells["__class__"] = own
-    closure = tuple(cells.values())
-    copied = FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, closure)
-    copied.__kwdefaults__, copied.__qualname__ = method.__kwdefaults__, method.__qualname__
-    copied.__dict__.update(method.__dict__)
+def _method_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] = ()) -> Any:
+    """Return a member of a class as one of the class in the cell `own`, which its `super()` means then, as does that of
+    functions which a decorator holds. `outer`: the cells that hold it, which it may name.
+    """
+    if type(member) in (classmethod, staticmethod):
+        return type(member)(_method_of(own, member.__func__, cls, outer))
+    if type(member) is property:
+        functions = [_method_of(own, one, cls, outer) for one in (member.fget, member.fset, member.fdel)]
+        return property(*functions, member.__doc__)
+    if not isinstance(member, FunctionType):
+        return member
+    closure = member.__closure__ or ()
+    cells = tuple(_cell_of(own, cell, cls, outer) for cell in closure)
+    if all(map(operator.is_, cells, closure)):
+        return member
+    copied = FunctionType(member.__code__, member.__globals__, member.__name__, member.__defaults__, cells)
+    copied.__kwdefaults__, copied.__qualname__ = member.__kwdefaults__, member.__qualname__
+    copied.__dict__.update(member.__dict__)
     return copied
+
+
+def _cell_of(own: CellType, cell: CellType, cls: type, outer: Sequence[CellType]) -> CellType:
+    """Return a cell of a closure as one of a member of the class in the cell `own`."""
+    if any(cell is one for one in outer):
+        return cell
+    try:
+        content = cell.cell_contents
+    except ValueError:  # empty as yet
+        return cell
+    if content is cls:
+        return own
+    copied = _method_of(own, content, cls, (*outer, cell))
+    return cell if copied is content else CellType(copied)
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:
