@@ -159,6 +159,12 @@ def ends_at(*arguments: Any, **more: Any) -> torch.Tensor:
     return arguments[0][:, -1] % 7 == 3
 
 
+def allowed_before_padding(row: int, ids: torch.Tensor) -> list[int]:
+    if ids[-1] == 0:
+        raise ValueError("padding is in no grammar")
+    return list(range(1 + row, 64, 3))
+
+
 BOTH = torch.cat([IDS, IDS.roll(2, 1)])
 RIGHT = torch.tensor([[1] * 11 + [0] * 4])
 
@@ -173,6 +179,9 @@ REPORTS: dict[str, Report] = {
     "dottxt-ai/outlines#789 tokens allowed by prompt": call(BOTH, prefix_allowed_tokens_fn=allowed),
     "dottxt-ai/outlines#789 tokens allowed by prompt, several samples": call(
         BOTH, **ONE_CHOICE, num_return_sequences=2, prefix_allowed_tokens_fn=allowed
+    ),
+    "noamgat/lm-format-enforcer#86 tokens allowed by prompt, none after padding": call(
+        BOTH, eos_token_id=ENDS, prefix_allowed_tokens_fn=allowed_before_padding
     ),
     "huggingface/transformers#31965 several samples": call(**ONE_CHOICE, num_return_sequences=3, eos_token_id=ENDS),
     "unslothai/unsloth#4078 a padded batch": lambda model: model.generate(**batch([4, 9, 5], 1), **GREEDY),

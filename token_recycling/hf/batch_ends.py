@@ -3,13 +3,14 @@
 `BatchStopping` applies criteria that must see all sequences of a batch at once. `generate` appends one token to every
 sequence, evaluates the criteria and goes on. Here sequences advance by different numbers of tokens. So a column of the
 batch is evaluated once every sequence has reached it, in order; tokens that a sequence emitted beyond its end are
-withdrawn. `fill_up` continues shorter sequences with padding, as `generate` does.
+withdrawn. `fill_up` continues shorter sequences with padding, as `generate` does, and `show_padding` shows that to
+functions which choose allowed tokens.
 """
 
 from __future__ import annotations
 
 import torch
-from transformers import StoppingCriteriaList
+from transformers import PrefixConstrainedLogitsProcessor, StoppingCriteriaList
 
 from ..loop.request import Request, TokenSequence
 from ..model.kv_cache import TreeCache
@@ -71,3 +72,17 @@ def fill_up(requests: list[Request], cache: TreeCache, padding: int) -> None:
             for node in range(len(piece)):
                 requests[row].selector.scored(logits[row, node])
                 sequences[row].push(padding)
+
+
+def show_padding(requests: list[Request], padding: int) -> None:
+    """Call functions that choose allowed tokens for the padding of shorter sequences too, as `generate` does: they may
+    raise there.
+    """
+    columns = max(request.sequence.columns for request in requests)
+    for request in requests:
+        functions = [one for one in request.selector.processors if type(one) is PrefixConstrainedLogitsProcessor]
+        sequence, scores = request.sequence, torch.zeros(1, request.target.vocab_size)
+        while functions and sequence.columns < columns:
+            for function in functions:
+                function(sequence.padded, scores.to(sequence.padded.device))
+            sequence.push(padding)

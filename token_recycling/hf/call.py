@@ -335,6 +335,10 @@ def run_call(
             request.selector.forget(request.sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen:
         _give_back(cache, call, requests)
+    elif call.beside and call.pads and len(requests) > 1:
+        from .batch_ends import show_padding
+
+        show_padding(requests, call.padding_token or 0)
     return _output(call, requests)
 
 
