@@ -220,3 +220,16 @@ def test_a_rotary_module_that_is_exchanged_between_calls():
     texts = [each.generate(ids, max_new_tokens=30, do_sample=False) for each in (model, accelerated)]
     assert torch.equal(*texts)
     assert "whose rotary scaling is not" in accelerated.acceleration.fallback
+
+
+def test_a_length_that_is_set_on_a_rotary_module_between_calls():
+    """From which on its frequencies change with every token."""
+    model, ids = model_of(named("llama", "dynamic")), tiny.prompt(0, 6)
+    accelerated = tr.accelerate(copy.deepcopy(model))
+    texts = []
+    for each in (model, accelerated):
+        each.generate(ids, max_new_tokens=20, do_sample=False)
+        each.model.rotary_emb.original_max_seq_len = each.model.rotary_emb.max_seq_len_cached = 12
+        texts.append(each.generate(ids, max_new_tokens=24, do_sample=False))
+    assert torch.equal(*texts)
+    assert "whose rotary scaling is not" in accelerated.acceleration.fallback

@@ -43,7 +43,7 @@ logger = logging.getLogger("token_recycling")
 T = TypeVar("T")
 Dependency = Literal["form", "numbers", "code"]
 """What of a model a result depends on; see `Facts`."""
-_DECIDING = ("is_causal", "is_decoder", "layer_idx", "rope_type", "max_norm")
+_DECIDING = ("is_causal", "is_decoder", "layer_idx", "rope_type", "original_max_seq_len", "max_norm")
 """Attributes of parts that decide, besides a configuration, on whether and how a model is accelerated."""
 _LOOKED_THROUGH = frozenset({object, *LIBRARIES})
 """Classes whose methods `replaced_in_libraries` tells."""

@@ -351,7 +351,10 @@ def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch
         of_layers = kinds.values() if isinstance(kinds, dict) else [kinds]
         if not isinstance(own, PretrainedConfig) or not any(changes_frequencies(str(kind)) for kind in of_layers):
             continue
-        if border is None or rotary_border(own.get_text_config(decoder=True)) != border:
+        at = rotary_border(own.get_text_config(decoder=True))
+        # Dynamic scaling goes by an attribute, which a user may have set.
+        dynamic = any("dynamic" in str(kind) for kind in of_layers)
+        if border is None or at != border or (dynamic and part.original_max_seq_len != border.at):
             return f"{name} has a {type(part).__name__} whose rotary scaling is not that of the model's configuration"
     return None
 
