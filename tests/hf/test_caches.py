@@ -333,21 +333,29 @@ def test_a_cache_that_goes_back_behind_its_window(recording):
 
 def given_back(layer):
     """What others than `generate` see of a layer; contiguous as there, unless a window dropped some."""
-    states = {name: vars(layer)[name].shape for name in ("keys", "values")}
-    return type(layer), layer.is_sliding or layer.keys.is_contiguous(), {**vars(layer), **states}
+    keys = getattr(layer, "keys", None)
+    return type(layer), keys is None or layer.is_sliding or keys.is_contiguous(), shapes_in(vars(layer))
+
+
+def shapes_in(value):
+    if isinstance(value, dict):
+        return type(value), {name: shapes_in(item) for name, item in value.items()}
+    return value.shape if isinstance(value, torch.Tensor) else value
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("how", ["returned", "given", "filled"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "falcon_h1", "bamba"])
 def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows):
     """So that they can be written to by `.data`, saved, cropped as far as those of plain `generate` can, and reset for
     another model (huggingface/transformers#48509); a model that is not accelerated continues them.
     """
-    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 6, VOCABULARY)
-    ids, seen = ids.repeat(rows, 1), []
+    cases = {"mistral": named("mistral", "window of 8"), **{case.family: case for case in RECURRENT}}
+    model = model_of(cases.get(family) or named(family))
+    ids, seen = tiny.prompt(0, 6, VOCABULARY).repeat(rows, 1), []
+    given = DynamicCache(config=model.config if family in ("falcon_h1", "bamba") else None)
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
-        cache = {"returned": None, "given": DynamicCache()}.get(how, DynamicCache(config=model.config))
+        cache = {"returned": None, "given": copy.deepcopy(given)}.get(how, DynamicCache(config=model.config))
         output = generate(ids, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
         seen.append([*map(given_back, output.past_key_values.layers), output.past_key_values.layer_class_to_replicate])
     assert seen[0] == seen[1]

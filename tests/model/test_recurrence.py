@@ -178,6 +178,6 @@ def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
     assert cache.length == len(TEXT)
-    cache.states.stop_counting(cache.cache)
+    cache.states.release(cache.cache)
     assert not any(isinstance(layer, TokenCount) for layer in cache.cache.layers)
     assert handover.why_not(cache.cache, target, 1, len(TEXT) + 1, 99) is not None, "it does not say how many it holds"

@@ -185,7 +185,7 @@ def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: 
     if cache.cache is not given:
         _write(cache, given)
     if cache.states is not None:
-        cache.states.stop_counting(given)
+        cache.states.release(given)
     if cache.cache is given:
         cache.release()
 

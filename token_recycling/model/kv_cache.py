@@ -201,8 +201,7 @@ class TreeCache:
         if self.cache.layer_class_to_replicate is TreeLayer:
             self.cache.layer_class_to_replicate = DynamicLayer
         for layer in self.layers:
-            if type(layer) is TreeLayer:
-                layer.release()
+            layer.release()
 
     # Capacity
 

@@ -23,7 +23,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer, OwnLayer
+from .compat import (
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    OwnLayer,
+)
 from .tree_layer import TreeLayer
 
 _MASKS = ("attention_mask", "conv_mask")
@@ -266,6 +272,15 @@ class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
         else:
             LinearAttentionLayer.lazy_initialization(self, **states)
 
+    def _plain_layer(self) -> DynamicLayer:
+        number: dict[str, Any] = {"number_of_states": self.number_of_states}
+        if self.window:
+            plain = LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=self.window, **number)
+        else:
+            plain = LinearAttentionAndFullAttentionLayer(**number)
+        take_states(plain, self)
+        return plain
+
     def reset(self) -> None:
         TreeLayer.reset(self)
         LinearAttentionLayer.reset(self)
@@ -392,7 +407,11 @@ class RecurrentStates:
             layer.conv_states = self._taken_over(layer.conv_states)
             layer.recurrent_states = self._taken_over(layer.recurrent_states)
 
-    def stop_counting(self, cache: Cache) -> None:
-        """Remove the count of tokens, before a cache is given back to its owner."""
+    def release(self, cache: Cache) -> None:
+        """Before a cache is given back to its owner: remove the count of tokens, and let the states be in dictionaries
+        of Python.
+        """
         if cache.layers[-1] is self.counter:
             cache.layers.pop()
+        for layer in self.layers:
+            layer.conv_states, layer.recurrent_states = dict(layer.conv_states), dict(layer.recurrent_states)

@@ -145,25 +145,35 @@ class TreeLayer(DynamicLayer):
 
     def hand_back(self, part: int, states: torch.Tensor) -> None:
         """Become a layer of transformers, with keys (`part` 0) or values (1) that somebody else has set."""
+        plain = self._plain_layer()
+        if plain is None:
+            raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
         parts[part] = states
-        self._become_plain(parts)
+        self._become(plain, parts)
 
     def release(self) -> None:
-        """Become a layer of transformers, whose keys and values are as there: contiguous, and nobody else's."""
-        self._become_plain([states.contiguous() for states in (self.keys, self.values) if states is not None])
+        """Become a layer of transformers, if there is one of this kind, whose keys and values are as there: contiguous,
+        and nobody else's.
+        """
+        if (plain := self._plain_layer()) is not None:
+            states = [states.contiguous() for states in (self.keys, self.values) if states is not None]
+            self._become(plain, states)
 
-    def _become_plain(self, parts: Sequence[Any] = ()) -> None:
-        """Become a layer of transformers with these keys and values, or without any."""
+    def _plain_layer(self) -> DynamicLayer | None:
+        """Return a layer of transformers without keys that does the same, if they have one of this kind."""
         if type(self) is not TreeLayer:
-            raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
-        own = DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
+            return None
+        return DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
+
+    def _become(self, plain: DynamicLayer, parts: Sequence[Any]) -> None:
+        """Become a layer of transformers with these keys and values, or without any."""
         if parts:
-            own.lazy_initialization(*parts)
-            own.keys, own.values = parts
-        if isinstance(own, DynamicSlidingWindowLayer):
-            own.cumulative_length = self.length
-        self.__class__, self.__dict__ = type(own), vars(own)
+            plain.lazy_initialization(*parts)
+            plain.keys, plain.values = parts
+        if isinstance(plain, DynamicSlidingWindowLayer):
+            plain.cumulative_length = self.length
+        self.__class__, self.__dict__ = type(plain), vars(plain)
 
     # Capacity
 
