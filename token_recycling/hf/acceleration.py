@@ -239,8 +239,8 @@ def _method_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] 
     if type(member) in (classmethod, staticmethod):
         return type(member)(_method_of(own, member.__func__, cls, outer))
     if type(member) is property:
-        functions = [_method_of(own, one, cls, outer) for one in (member.fget, member.fset, member.fdel)]
-        return property(*functions, member.__doc__)
+        getter, setter, deleter = (_method_of(own, one, cls, outer) for one in (member.fget, member.fset, member.fdel))
+        return property(getter, setter, deleter, member.__doc__)
     if not isinstance(member, FunctionType):
         return member
     closure = member.__closure__ or ()
