@@ -30,6 +30,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    IPvAnyAddress,
     SecretStr,
     StringConstraints,
     TypeAdapter,
@@ -98,6 +99,7 @@ class Maps(BaseModel):
 
 MODELS: list[type[BaseModel]] = [Owner, Expression, Closed, Places, Maps]
 A, B, TEXT, INTEGER = {"const": "a"}, {"const": "b"}, {"type": "string", "maxLength": 2}, {"type": "integer"}
+OBJECT = {"type": "object"}
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
@@ -204,6 +206,22 @@ WRITTEN: dict[str, Any] = {
     "an address": {"oneOf": [{**TEXT, "format": "ipv4"}, {**TEXT, "format": "ipv6"}]},
     "a name but some": {**TEXT, "maxLength": 8, "not": {"pattern": "^(admin|root)$"}},
     "a number but one": {"type": "number", "not": {"const": 0}},
+    "many titles": {"oneOf": [{"const": str(number), "title": f"Number {number}"} for number in range(120)]},
+    "many events": {"oneOf": [closed({"t": {"const": str(number)}, "n": INTEGER}) for number in range(120)]},
+    "objects without a tag": {
+        "type": "object",
+        "oneOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, {"$ref": "#/$defs/b"}],
+        "$defs": {"b": {"type": "object", "properties": {"b": TEXT}, "required": ["b"]}},
+    },
+    "one without the others": closed(
+        dict.fromkeys("abc", INTEGER),
+        [],
+        oneOf=[
+            {"required": ["a"], "not": {"anyOf": [{"required": ["b"]}, {"required": ["c"]}]}},
+            {"required": ["b"], "not": {"required": ["a"]}},
+        ],
+    ),
+    "one property of any": {"properties": {"a": A}, "additionalProperties": INTEGER, "minProperties": 1, **OBJECT},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -264,7 +282,13 @@ ADMITTED = {
     "url": (["http://a.b/c"], ["a b"]),
     "guid": (["550E8400-e29b-41d4-a716-446655440000"], ["550e8400e29b41d4a716446655440000"]),
     "idn-email": (["a@b.c"], ["a"]),
+    "byte": (["YQ==", ""], ["YQ", "YR=="]),
     "cidrv4": (["1.2.3.0/24"], ["1.2.3.0", "1.2.3.0/33", "256.0.0.0/8"]),
+    "cidrv6": (["::/0", "2001:db8::/32", "::1/128"], ["::", "::/129", ":::/0"]),
+    "ipv6": (
+        ["::ffff:1.2.3.4", "1:2:3:4:5:6:7::", "64:ff9b::192.0.2.33", "::1:2:3:4:5:6:7", "1:2:3:4:5:6:1.2.3.4"],
+        ["1:2:3:4:5:6:7", "::ffff:1.2.3.400", "1::2::3", "::1.2.3.4:5", "fe80::1%eth0", "1:2:3:4:5:6:7::8"],
+    ),
     "e164": (["+4915112345678"], ["4915112345678", "+0123456789"]),
     "ulid": (["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["81ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAI"]),
     "nanoid": (["V1StGXR8_Z5jdHi6B-myT"], ["V1StGXR8"]),
@@ -277,7 +301,8 @@ def test_formats_of_references_and_identifiers(name):
     assert [text for text in (*valid, *others) if admits(grammar, json.dumps(text, ensure_ascii=False))] == valid
 
 
-FORMATTED = [UUID1, UUID3, UUID4, UUID5, UUID6, UUID7, UUID8, Base64Bytes, Base64UrlBytes, SecretStr, Path, bytes]
+FORMATTED = [UUID1, UUID3, UUID4, UUID5, UUID6, UUID7, UUID8, Base64Bytes, Base64UrlBytes, IPvAnyAddress, SecretStr]
+FORMATTED += [Path, bytes]
 
 
 @pytest.mark.parametrize("kind", FORMATTED, ids=lambda kind: str(TypeAdapter(kind).json_schema()["format"]))

@@ -59,6 +59,13 @@ FEW: list[SCHEMA] = [
     {"anyOf": [{"const": 1}, {"type": "null"}]}, {"enum": [1, True, "a", 1.0]},
     {"type": "integer", "minimum": 1, "maximum": 0},
 ]  # fmt: skip
+OPEN: list[SCHEMA] = [
+    of(properties=properties, required=required, **more)
+    for properties, required, more in [
+        ({"a": INTEGER}, ["a"], {}), ({"a": INTEGER}, [], {}), ({"b": TEXT}, ["b"], {}), ({"b": TEXT}, ["b", "c"], {}),
+        ({"a": INTEGER, "b": TEXT}, ["a"], {}), ({"b": TEXT}, ["b"], {"additionalProperties": {"type": "integer"}}),
+    ]
+]  # fmt: skip
 KINDS: dict[str, list[SCHEMA]] = {
     "oneOf": [{"oneOf": [one, other]} for one, other in products(CHOICES, CHOICES)]
     + [{"oneOf": [{"oneOf": [one]}, {"const": [3]}]} for one in CHOICES],
@@ -163,6 +170,14 @@ KINDS: dict[str, list[SCHEMA]] = {
             ],
         )
     ],
+    "one of two objects": [
+        {**more, "oneOf": [{**kind, **one}, {"$ref": "#/$defs/other"}], "$defs": {"other": {"type": "object", **other}}}
+        for (more, kind), one, other in products(
+            [({}, {"type": "object"}), ({"type": "object"}, {}), ({}, {})],
+            OPEN,
+            [*OPEN, {"required": ["b"], "not": {"required": ["a"]}}],
+        )
+    ],
     "contains": [
         {**array, "contains": one, **counts}
         for array, one, counts in products(
@@ -215,7 +230,15 @@ KINDS: dict[str, list[SCHEMA]] = {
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
     ],
 }
-FEWEST = {"propertyNames": 20, "one of two lists": 8, "texts apart": 9, "not": 8, "if": 16, "properties in number": 30}
+FEWEST = {
+    "propertyNames": 20,
+    "one of two lists": 8,
+    "one of two objects": 41,
+    "texts apart": 9,
+    "not": 8,
+    "if": 16,
+    "properties in number": 30,
+}
 """Of kinds of which another share than half is enforced."""
 VALUES: list[Any] = [
     *SCALARS, [], {}, [1], [1, 1], ["a"], ["a", "a"], [None, "a"], ["a", "b"], [1, "a", None, True], [3], [[]],

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .json_values import TYPES, Schema, at_pointer, equal, is_count, strings, type_of, types_named
-from .keywords import keywords
+from .json_values import TYPES, Schema, at_pointer, equal, is_count, kind_of, strings, type_of, types_named
+from .keywords import IN_PLACE, keywords, says_nothing
 from .numbers import EXCLUSIVE, LOWER, inclusive, limit_of
 from .patterns import apart
 from .references import References
@@ -79,13 +79,43 @@ class Comparison:
         self._comparisons -= _OF_PATTERNS
         return self._comparisons >= 0 and apart(one, other)
 
-    def exclusive(self, options: Sequence[Any], resource: str) -> bool:
-        """Whether it is certain that no value is valid under two of some schemas."""
+    def exclusive(self, options: Sequence[Any], resource: str, written: Sequence[Any] = ()) -> bool:
+        """Whether it is certain that no value is valid under two of some schemas; `written`: schemas of the values that
+        are written for each, if not all are.
+        """
+        if self._are_tagged(options, resource):
+            return True
+        pairs = itertools.permutations if written else itertools.combinations
         return len(options) ** 2 < 2 * MAX_COMPARISONS and all(
-            self.disjoint(option, other, resource)
-            for number, option in enumerate(options)
-            for other in options[:number]
+            self.disjoint((written or options)[one], options[other], resource)
+            for one, other in pairs(range(len(options)), 2)
         )
+
+    def _are_tagged(self, options: Sequence[Any], resource: str) -> bool:
+        """Whether each of some schemas has constants of its own, or a property which all of them require has."""
+        if self._references.has_resources:
+            return False
+        schemas = [self._conjuncts(option, resource) for option in options]
+        if _have_own_values(schemas):
+            return True
+        tags = [{name for part in parts for name in strings(part.get("required"))} for parts in schemas]
+        return all(_kinds(parts) == {"object"} for parts in schemas) and any(
+            _have_own_values(self._conjuncts({"allOf": [*_properties(parts, name)]}, resource) for parts in schemas)
+            for name in sorted(set.intersection(*tags))
+        )
+
+    def closed(self, schema: Any, resource: str) -> Schema:
+        """Return a schema whose objects are closed if they may be, by itself or where it only refers to another."""
+        last, visited = schema, set[str]()
+        while keywords(last) == {"$ref"} and (target := self._references.resolved(last["$ref"], resource)) is not None:
+            if target[0] in visited:
+                break
+            visited.add(target[0])
+            last, resource = at_pointer(self._document, target[0]), target[1]
+        if not (isinstance(last, dict) and may_be_closed(last)):
+            return schema
+        names = dict.fromkeys([*last["properties"], *strings(last.get("required"))], True)
+        return {"allOf": [schema, {"properties": names, "additionalProperties": False}]}
 
     def types(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str]:
         """Return the types that values of a schema may have."""
@@ -184,12 +214,37 @@ def _choices(parts: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
 
 def _forbids(part: dict[str, Any], name: str) -> bool:
     """Whether it is certain that no object with a property of that name is valid under a schema."""
-    properties = part.get("properties", {})
+    properties, excluded = part.get("properties", {}), part.get("not", {})
+    options: list[Any] = next(_choices([excluded]), []) if keywords(excluded) == {"anyOf"} else [excluded]
+    if any(keywords(option) == {"required"} and option["required"] == [name] for option in options):
+        return True
     if not isinstance(properties, dict):
         return False
     if name in properties:
         return properties[name] is False
     return _is_closed(part)
+
+
+def may_be_closed(schema: dict[str, Any]) -> bool:
+    """Whether objects of a schema, which may have properties that it does not list, need none."""
+    listed = schema.get("properties")
+    return (
+        isinstance(listed, dict)
+        and says_nothing(schema.get("unevaluatedProperties", True))
+        and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties"}
+        and all(_only_requires(schema[name], listed) for name in (*IN_PLACE, "then", "else") if name in schema)
+    )
+
+
+def _only_requires(composition: Any, properties: Any) -> bool:
+    """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
+    branches = composition if isinstance(composition, list) else [composition]
+    return all(
+        isinstance(branch, dict)
+        and keywords(branch) <= {"required"}
+        and {*strings(branch.get("required"))} <= {*properties}
+        for branch in branches
+    )
 
 
 def _is_closed(part: dict[str, Any]) -> bool:
@@ -232,6 +287,17 @@ def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
         if isinstance(part.get("enum"), list) and len(part["enum"]) < 100:
             return part["enum"]
     return None
+
+
+def _have_own_values(schemas: Iterable[list[dict[str, Any]]]) -> bool:
+    """Whether schemas, given what holds for each, list scalars of which none is listed twice."""
+    listed = [_values(parts) for parts in schemas]
+    values = [{(kind_of(value), value) for value in values} for values in listed if values and _are_scalars(values)]
+    return len(values) == len(listed) and len(set().union(*values)) == sum(map(len, values))
+
+
+def _are_scalars(values: list[Any]) -> bool:
+    return not any(isinstance(value, dict | list) for value in values)
 
 
 def _few(kinds: set[str], parts: Iterable[dict[str, Any]], said: set[str]) -> list[Any] | None:

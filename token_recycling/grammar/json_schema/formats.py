@@ -30,6 +30,20 @@ _BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgko
 _A, _X = "[0-9A-Za-z]", "[0-9A-Za-z-]"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _BYTE = "(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_GROUP = "[0-9A-Fa-f]{1,4}"
+
+
+def _up_to(groups: int) -> str:
+    """Return the pattern of up to a number of groups of an IPv6 address, the last two of which IPv4 may write."""
+    in_hex, mixed = f"{_GROUP}(?::{_GROUP}){{0,{groups - 1}}}", f"(?:{_GROUP}:){{0,{groups - 2}}}{_IPV4}"
+    return f"(?:{'|'.join([in_hex, mixed][:groups])})?"
+
+
+_IPV6 = "|".join(
+    [f"{_GROUP}(?::{_GROUP}){{7}}", f"(?:{_GROUP}:){{6}}{_IPV4}", f"::{_up_to(7)}"]
+    + [f"{_GROUP}(?::{_GROUP}){{{before - 1}}}::{_up_to(7 - before)}" for before in range(1, 8)]
+)
 _LABEL = rf"{_A}(?:{_X}?{_A}|{_X}(?:{_A}{_X}|-{_A}){_X}{{0,58}}{_A}|{_X}{_X}{_A})?"
 """A part of a name without `--` as its third and fourth character, which announce one that is encoded (RFC 5891)."""
 
@@ -51,13 +65,16 @@ FORMATS: dict[str, dict[str, Any]] = {
     "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
     "uri-reference": {"pattern": f"^{_REFERENCE}$"},
-    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri")},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "uri")},
+    "ipv6": {"pattern": f"^(?:{_IPV6})$"},
+    "ipvanyaddress": {"pattern": f"^(?:{_IPV4}|{_IPV6})$"},
     "uuid": {"pattern": _ANY_UUID},
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
     **{name: {} for name in ("binary", "password", "path", "file-path", "directory-path")},
-    "cidrv4": {"pattern": rf"^{_BYTE}(?:\.{_BYTE}){{3}}/(?:[0-9]|[12][0-9]|3[0-2])$"},
+    "cidrv4": {"pattern": f"^{_IPV4}/(?:[0-9]|[12][0-9]|3[0-2])$"},
+    "cidrv6": {"pattern": f"^(?:{_IPV6})/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])$"},
     "cuid": {"pattern": "^[cC][0-9A-Za-z]{8,}$"},
     "cuid2": {"pattern": "^[0-9a-z]+$"},
     "e164": {"pattern": r"^\+[1-9][0-9]{6,14}$"},
@@ -68,7 +85,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """The keywords of each known format: those of JSON Schema, of pydantic, some of which are any string, and of zod."""
 _WRITTEN_AS = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
-_WRITTEN_AS |= {"guid": "uuid", "url": "uri"}
+_WRITTEN_AS |= {"byte": "base64", "guid": "uuid", "url": "uri"}
 """Formats of any alphabet, of which those of ASCII are written, and other names for some."""
 FORMATS |= {name: FORMATS[other] for name, other in _WRITTEN_AS.items()}
 

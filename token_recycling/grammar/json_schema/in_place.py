@@ -62,7 +62,9 @@ def _one_of(node: Node, keyword: str) -> None:
         return
     branches = _branches(node, keyword, options)
     types = {"type": sorted(node.kinds)}
-    if not node.exclusive([{"allOf": [types, option]} for option in options]):
+    closed = map(node.closed_objects, options) if node.closed and node.is_only(keyword) else ()
+    alone, written = ([{"allOf": [types, option]} for option in schemas] for schemas in (options, closed))
+    if not node.exclusive(alone, written):
         complements = known(
             node.complement(option, {"anyOf": [*options[:number], *options[number + 1 :]]})
             for number, option in enumerate(options)

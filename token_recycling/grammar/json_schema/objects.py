@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from .complement import either
+from .disjoint import may_be_closed
 from .json_values import Schema, at_pointer, shown, strings, unwritable
 from .keywords import keywords, says_nothing
 from .patterns import WRITABLE, before_a_newline, translated
@@ -85,36 +86,10 @@ def _other_properties(node: Node) -> None:
         own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
         for name in sorted(names - {*own.get("properties", ())}):
             own.setdefault("properties", {})[name] = True
-    elif _may_be_closed(node):
+    elif node.closed and may_be_closed(schema):
         own["additionalProperties"] = False
         for name in own.get("required", ()):
             own["properties"].setdefault(name, True)
-
-
-def _may_be_closed(node: Node) -> bool:
-    """Whether its objects, which may have any further properties, need none."""
-    schema = node.schema
-    names = schema.keys() & {"properties", "patternProperties", "propertyNames"}
-    return (
-        node.closed
-        and names == {"properties"}
-        and isinstance(schema["properties"], dict)
-        and all(
-            _only_requires(schema[keyword], schema["properties"])
-            for keyword in (*node.in_place, *schema.keys() & {"then", "else"})
-        )
-    )
-
-
-def _only_requires(composition: Any, properties: Any) -> bool:
-    """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
-    branches = composition if isinstance(composition, list) else [composition]
-    return all(
-        isinstance(branch, dict)
-        and keywords(branch) <= {"required"}
-        and {*strings(branch.get("required"))} <= {*properties}
-        for branch in branches
-    )
 
 
 # Names
@@ -197,6 +172,10 @@ def _number_of_properties(node: Node) -> None:
     elif least > 1:
         del own["minProperties"]
         node.note("minProperties", "above 1 is not supported where names are not listed: one could be repeated")
+    elif 0 < len(optional) < _MAX_CHOICES:
+        # llguidance counts properties where all that are listed are required, or forbidden.
+        further = {"properties": dict.fromkeys(optional, False), "minProperties": own.pop("minProperties")}
+        node.others.append(either([*({"required": [name]} for name in optional), further]))
     if listed and most >= len(optional):
         own.pop("maxProperties", None)
     elif listed and most >= 0:

@@ -187,12 +187,18 @@ class Node:
         return None
 
     def is_only(self, keyword: str) -> bool:
-        """Whether it has no other keyword."""
-        return keywords(self.schema) == {keyword}
+        """Whether it has no other keyword than perhaps `type`."""
+        return keywords(self.schema) - {"type"} == {keyword}
 
-    def exclusive(self, schemas: Sequence[Any]) -> bool:
-        """Whether it is certain that no value is valid under two of some schemas within this one."""
-        return self.walk.comparison.exclusive(schemas, self.resource)
+    def exclusive(self, schemas: Sequence[Any], written: Sequence[Any] = ()) -> bool:
+        """Whether it is certain that no value is valid under two of some schemas within this one; `written`: schemas of
+        the values that are written for each, if not all are.
+        """
+        return self.walk.comparison.exclusive(schemas, self.resource, written)
+
+    def closed_objects(self, schema: Any) -> Schema:
+        """Return a schema within this one whose objects are closed if they may be."""
+        return self.walk.comparison.closed(schema, self.resource)
 
     def complement(self, schema: Any, beside: Schema = True) -> Schema | None:
         """Return the schema of those values of this schema, and of another, that are not valid under a third; None
