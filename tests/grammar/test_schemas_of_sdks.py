@@ -213,6 +213,10 @@ WRITTEN: dict[str, Any] = {
         "oneOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, {"$ref": "#/$defs/b"}],
         "$defs": {"b": {"type": "object", "properties": {"b": TEXT}, "required": ["b"]}},
     },
+    "names without a type": {
+        "properties": {"a": INTEGER, "b": TEXT},
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    },
     "one without the others": closed(
         dict.fromkeys("abc", INTEGER),
         [],

@@ -47,7 +47,8 @@ class Comparison:
         if not isinstance(one, dict) or not isinstance(other, dict):
             return False
         ours, theirs = self._conjuncts(one, resource), self._conjuncts(other, resource)
-        if not _kinds(ours) & _kinds(theirs):
+        kinds = _kinds(ours) & _kinds(theirs)
+        if not kinds:
             return True
         some, others = _values(ours), _values(theirs)
         if some is not None and others is not None and not any(equal(a, b) for a in some for b in others):
@@ -56,15 +57,15 @@ class Comparison:
             for options in _choices(branches):
                 if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
                     return True
-        if _kinds(ours) == _kinds(theirs) == {"string"}:
+        if kinds == {"string"}:
             return any(self._apart(mine, yours) for mine in _patterns(ours) for yours in _patterns(theirs))
-        if _kinds(ours) == _kinds(theirs) == {"array"}:
+        if kinds == {"array"}:
             return any(_is_never_empty(part) for part in (*ours, *theirs)) and any(
                 self.disjoint(mine, yours, resource, depth + 1)
                 for mine in _first_items(ours)
                 for yours in _first_items(theirs)
             )
-        if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
+        if kinds != {"object"}:
             return False
         required = {name for part in (*ours, *theirs) for name in strings(part.get("required"))}
         return any(_forbids(part, name) for part in (*ours, *theirs) for name in required) or any(

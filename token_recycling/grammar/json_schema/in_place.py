@@ -7,7 +7,7 @@ from typing import Any
 
 from .complement import EXPRESSIBLE, both, either, known
 from .json_values import Schema, shown, strings
-from .keywords import keywords
+from .keywords import about, keywords
 from .references import is_resource
 from .walk import Node
 
@@ -61,6 +61,9 @@ def _one_of(node: Node, keyword: str) -> None:
     if not (options := _options(node, keyword)):
         return
     branches = _branches(node, keyword, options)
+    if len(options) > 1 and all(map(_is_about_objects, options)):
+        node.kinds &= {"object"}  # other values are valid under all of them
+        node.others.append({"type": "object"})
     types = {"type": sorted(node.kinds)}
     closed = map(node.closed_objects, options) if node.closed and node.is_only(keyword) else ()
     alone, written = ([{"allOf": [types, option]} for option in schemas] for schemas in (options, closed))
@@ -78,6 +81,11 @@ def _one_of(node: Node, keyword: str) -> None:
                 for number, branch in enumerate(branches)
             ]
     node.others.append({"anyOf": branches})
+
+
+def _is_about_objects(schema: Any) -> bool:
+    """Whether a schema says something, and of objects alone."""
+    return bool(keywords(schema)) and all(about(keyword) == ("object",) for keyword in keywords(schema))
 
 
 def _branches(node: Node, keyword: str, options: Sequence[Any]) -> list[Schema]:
