@@ -29,7 +29,7 @@ import token_recycling as tr
 
 pytestmark = pytest.mark.core
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 SPARSE_STATIC = (5, 22)
 """In 5.14 `generate` itself says something else with a static cache of a model with sparse attention."""
 FAMILIES = [
@@ -151,9 +151,9 @@ def test_a_static_cache_keeps_its_memory(model):
 def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
     tr.accelerate(model)
     with pytest.raises(Exception, match="index"):
-        model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=17), **GREEDY)
-    assert "room for 18 tokens, got 17" in str(model.acceleration.fallback)
-    model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=18), **GREEDY)
+        model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=13), **GREEDY)
+    assert "room for 14 tokens, got 13" in str(model.acceleration.fallback)
+    model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=14), **GREEDY)
     assert model.acceleration.fallback is None
 
 

@@ -40,7 +40,7 @@ import token_recycling as tr
 from token_recycling.model.compat import replaced_kernels
 from token_recycling.model.foreign.search import replaced_in_libraries
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 IDS = tiny.prompt(1, 5).repeat(1, 2)
 
 Call = Callable[[LlamaForCausalLM], Any]

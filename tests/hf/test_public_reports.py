@@ -38,8 +38,8 @@ import token_recycling as tr
 from token_recycling.trees.templates import chain, static
 
 IDS, OTHERS = tiny.prompt(0, 5).repeat(1, 3), tiny.prompt(3, 4)
-GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": 14, "do_sample": True, "pad_token_id": 0}
 ONE_CHOICE: dict[str, Any] = {**SAMPLED, "top_k": 1}
 ENDS = [5, 11, 23, 41]
 Report = Callable[[PreTrainedModel], Any]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.tiny import seeded
 
 import token_recycling as tr
 
@@ -28,12 +29,12 @@ class SideBySide:
         return [change(model) for model in (self.plain, self.accelerated)]
 
     def assert_same(self, call: Callable[[Any], Any], reason: str | None = None, times: int = 1) -> Any:
-        """What the last of some calls of the plain model returns. Those of the accelerated one return the same, and are
-        left to `generate` for this reason or for none.
+        """What the last of some calls of the plain model returns. Those of the accelerated one, which begin with the
+        same seed, return the same, and are left to `generate` for this reason or for none.
         """
-        for _ in range(times):
-            wanted = call(self.plain)
-            assert_same(call(self.accelerated), wanted)
+        for seed in range(times):
+            wanted, found = (seeded(call, model, seed=seed)[0] for model in (self.plain, self.accelerated))
+            assert_same(found, wanted)
             fallback = self.base.acceleration.fallback
             assert fallback is None if reason is None else fallback is not None and reason in fallback, fallback
         return wanted

@@ -15,7 +15,7 @@ from support.batches import batch
 from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import logits_process
 
-NEW = 20
+NEW = 14
 ENDS = {"eos_token_id": [5, 11, 23, 41], "pad_token_id": 0}
 Generate = Callable[..., Any]
 

@@ -31,7 +31,7 @@ TEXTS = [
     'Six <tool_call>{"name": 5}</tool_call> is malformed.',
     'Seven <tool_call>{"name": "look", "argum',
 ]
-N, STOP = 8, ["top h"]
+N, STOP = 6, ["top h"]
 
 
 class Sampled(LogitsProcessor):
