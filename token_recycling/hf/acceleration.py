@@ -12,10 +12,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -143,11 +141,9 @@ class _Accelerated(PreTrainedModel):
         bases = (original,) if original is not None else tuple(map(_without_acceleration, cls.__bases__))
         made_of = bases, identities
         if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
-            metaclass: Any = type(cls)
-            own = CellType()
-            copied = {name: _method_of(own, value, cls) for name, value in contents.items()}
-            own.cell_contents = made = metaclass(cls.__name__, bases, copied)
-            _plain_classes[cls] = made_of, made
+            from .._util.classes import made_again
+
+            _plain_classes[cls] = made_of, made_again(cls, bases, contents)
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -230,41 +226,6 @@ def _contents_of(cls: type) -> dict[str, Any]:
 
 def _without_acceleration(base: type) -> type:
     return base.plain_class() if issubclass(base, _Accelerated) else base
-
-
-def _method_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] = ()) -> Any:
-    """Return a member of a class as one of the class in the cell `own`, which its `super()` means then, as does that of
-    functions which a decorator holds. `outer`: the cells that hold it, which it may name.
-    """
-    if type(member) in (classmethod, staticmethod):
-        return type(member)(_method_of(own, member.__func__, cls, outer))
-    if type(member) is property:
-        getter, setter, deleter = (_method_of(own, one, cls, outer) for one in (member.fget, member.fset, member.fdel))
-        return property(getter, setter, deleter, member.__doc__)
-    if not isinstance(member, FunctionType):
-        return member
-    closure = member.__closure__ or ()
-    cells = tuple(_cell_of(own, cell, cls, outer) for cell in closure)
-    if all(map(operator.is_, cells, closure)):
-        return member
-    copied = FunctionType(member.__code__, member.__globals__, member.__name__, member.__defaults__, cells)
-    copied.__kwdefaults__, copied.__qualname__ = member.__kwdefaults__, member.__qualname__
-    copied.__dict__.update(member.__dict__)
-    return copied
-
-
-def _cell_of(own: CellType, cell: CellType, cls: type, outer: Sequence[CellType]) -> CellType:
-    """Return a cell of a closure as one of a member of the class in the cell `own`."""
-    if any(cell is one for one in outer):
-        return cell
-    try:
-        content = cell.cell_contents
-    except ValueError:  # empty as yet
-        return cell
-    if content is cls:
-        return own
-    copied = _method_of(own, content, cls, (*outer, cell))
-    return cell if copied is content else CellType(copied)
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:

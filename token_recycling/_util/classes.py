@@ -1,0 +1,52 @@
+"""A class again, derived from others, in which `super()` means these."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from types import CellType, FunctionType
+from typing import Any
+
+
+def made_again(cls: type, bases: tuple[type, ...], contents: Mapping[str, Any]) -> type:
+    """Return a class like another one, with the `contents` that are set on it, but derived from `bases`."""
+    metaclass: Any = type(cls)
+    own = CellType()
+    copied = {name: _member_of(own, member, cls) for name, member in contents.items()}
+    own.cell_contents = made = metaclass(cls.__name__, bases, copied)
+    return made
+
+
+def _member_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] = ()) -> Any:
+    """Return a member of a class as one of the class in the cell `own`, which its `super()` means then, as does that of
+    functions which a decorator holds. `outer`: the cells that hold it, which it may name.
+    """
+    if type(member) in (classmethod, staticmethod):
+        return type(member)(_member_of(own, member.__func__, cls, outer))
+    if type(member) is property:
+        getter, setter, deleter = (_member_of(own, one, cls, outer) for one in (member.fget, member.fset, member.fdel))
+        return property(getter, setter, deleter, member.__doc__)
+    if not isinstance(member, FunctionType):
+        return member
+    closure = member.__closure__ or ()
+    cells = tuple(_cell_of(own, cell, cls, outer) for cell in closure)
+    if all(map(operator.is_, cells, closure)):
+        return member
+    copied = FunctionType(member.__code__, member.__globals__, member.__name__, member.__defaults__, cells)
+    copied.__kwdefaults__, copied.__qualname__ = member.__kwdefaults__, member.__qualname__
+    copied.__dict__.update(member.__dict__)
+    return copied
+
+
+def _cell_of(own: CellType, cell: CellType, cls: type, outer: Sequence[CellType]) -> CellType:
+    """Return a cell of a closure as one of a member of the class in the cell `own`."""
+    if any(cell is one for one in outer):
+        return cell
+    try:
+        content = cell.cell_contents
+    except ValueError:  # empty as yet
+        return cell
+    if content is cls:
+        return own
+    copied = _member_of(own, content, cls, (*outer, cell))
+    return cell if copied is content else CellType(copied)
