@@ -217,6 +217,15 @@ WRITTEN: dict[str, Any] = {
         "properties": {"a": INTEGER, "b": TEXT},
         "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
     },
+    "a choice beside properties": {
+        "type": "object",
+        "properties": {"a": INTEGER},
+        "required": ["a"],
+        "oneOf": [
+            {"properties": {"b": INTEGER}, "required": ["b"]},
+            {"properties": {"c": {"type": "array", "items": INTEGER}}, "required": ["c"]},
+        ],
+    },
     "one without the others": closed(
         dict.fromkeys("abc", INTEGER),
         [],

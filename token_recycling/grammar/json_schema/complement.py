@@ -57,6 +57,14 @@ class Complements:
         excluded = (self._excluded(name, schema, among, beside, resource, depth + 1) for name in keywords(schema))
         return _if_known(either, excluded)
 
+    def lacking(self, schema: Any, other: Any, resource: str) -> Schema | None:
+        """Return the schema of objects without a property which a schema requires and another does not, and of other
+        values where the former has none; None where it requires no more.
+        """
+        names = self._comparison.required(schema, resource) - self._comparison.required(other, resource)
+        others = {*TYPES} - {"object"} if self._comparison.types(schema, resource) == {"object"} else set()
+        return either([_of_types(others, others) or False, *map(_lacking, sorted(names))]) if names else None
+
     def _excluded(
         self, keyword: str, schema: dict[str, Any], among: Set[str], beside: Schema, resource: str, depth: int
     ) -> Schema | None:

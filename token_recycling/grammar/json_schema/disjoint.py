@@ -99,11 +99,15 @@ class Comparison:
         schemas = [self._conjuncts(option, resource) for option in options]
         if _have_own_values(schemas):
             return True
-        tags = [{name for part in parts for name in strings(part.get("required"))} for parts in schemas]
+        tags = [self.required(option, resource) for option in options]
         return all(_kinds(parts) == {"object"} for parts in schemas) and any(
             _have_own_values(self._conjuncts({"allOf": [*_properties(parts, name)]}, resource) for parts in schemas)
             for name in sorted(set.intersection(*tags))
         )
+
+    def required(self, schema: Any, resource: str) -> set[str]:
+        """Return the names of properties that all objects of a schema have."""
+        return {name for part in self._conjuncts(schema, resource) for name in strings(part.get("required"))}
 
     def closed(self, schema: Any, resource: str) -> Schema:
         """Return a schema whose objects are closed if they may be, by itself or where it only refers to another."""

@@ -68,19 +68,30 @@ def _one_of(node: Node, keyword: str) -> None:
     closed = map(node.closed_objects, options) if node.closed and node.is_only(keyword) else ()
     alone, written = ([{"allOf": [types, option]} for option in schemas] for schemas in (options, closed))
     if not node.exclusive(alone, written):
-        complements = known(
+        complements = [
             node.complement(option, {"anyOf": [*options[:number], *options[number + 1 :]]})
             for number, option in enumerate(options)
-        )
-        if complements is None or len(options) > _MAX_SHARING:
+        ]
+        apart = known(_apart(node, alone, complements, number) for number in range(len(options)))
+        if apart is None or len(options) > _MAX_SHARING:
             why = f"is supported where no value is valid under two of its schemas, and of {EXPRESSIBLE}"
             node.note(keyword, why)
         else:
-            branches = [
-                both([branch, *complements[:number], *complements[number + 1 :]])
-                for number, branch in enumerate(branches)
-            ]
+            branches = [both(parts) for parts in zip(branches, apart, strict=True)]
     node.others.append({"anyOf": branches})
+
+
+def _apart(node: Node, options: Sequence[Any], complements: Sequence[Schema | None], number: int) -> Schema | None:
+    """Return what holds for values of one of some schemas alone: the complements of the others, or, where these are
+    unknown, that properties are missing which the others require.
+    """
+    others = [
+        node.lacking(other, options[number]) if complement is None else complement
+        for place, (other, complement) in enumerate(zip(options, complements, strict=True))
+        if place != number
+    ]
+    parts = known(others)
+    return None if parts is None else both(parts)
 
 
 def _is_about_objects(schema: Any) -> bool:

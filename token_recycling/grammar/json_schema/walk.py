@@ -205,3 +205,9 @@ class Node:
         where it cannot be expressed.
         """
         return self.walk.complements.of(schema, {"allOf": [self.schema, beside]}, self.resource)
+
+    def lacking(self, schema: Any, other: Any) -> Schema | None:
+        """Return the schema of values that lack a property which one schema within this one requires, and another does
+        not; None where it requires no more.
+        """
+        return self.walk.complements.lacking(schema, other, self.resource)
