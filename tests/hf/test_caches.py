@@ -23,6 +23,7 @@ from support.cases import paired, thinned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, needs, skip_before
+from support.side_by_side import SideBySide
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 
 import token_recycling as tr
@@ -188,13 +189,12 @@ def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
 
 def test_two_caches_in_one_are_left_to_transformers():
     """GPT-2 takes the caches of an encoder and a decoder, too."""
-    model, ids = model_of(named("gpt2")), tiny.prompt(0, 5, VOCABULARY)
-    texts = [
-        one.generate(ids, past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()), **GREEDY)
-        for one in (model, tr.accelerate(model))
-    ]
-    assert torch.equal(*texts)
-    assert "EncoderDecoderCache" in model.acceleration.fallback
+
+    def call(model):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return model.generate(tiny.prompt(0, 5, VOCABULARY), past_key_values=cache, **GREEDY)
+
+    SideBySide(lambda: model_of(named("gpt2"))).assert_same(call, "EncoderDecoderCache")
 
 
 CONTINUED = [named("llama"), named("gemma2", "window of 8")]
@@ -302,13 +302,14 @@ def test_a_stream_takes_those_caches_that_a_call_is_accelerated_with():
 @pytest.mark.parametrize("setting", [{"sliding_window": 5}, {"attention_chunk_size": 5}])
 def test_a_setting_that_caches_read_and_the_model_does_not(setting):
     """Such as a window in the configuration of a llama: its cache drops tokens, and its masks show them."""
-    plain, ids = model_of(named("llama")), tiny.prompt(0, 12, VOCABULARY)
-    accelerated = tr.accelerate(copy.deepcopy(plain))
-    accelerated.generate(ids, **GREEDY)
-    for model in (plain, accelerated):
-        model.config = windowed(model.config, **setting)
-    assert torch.equal(accelerated.generate(ids, **GREEDY), plain.generate(ids, **GREEDY))
-    assert next(iter(setting)) in accelerated.acceleration.fallback
+
+    def call(model):
+        return model.generate(tiny.prompt(0, 12, VOCABULARY), **GREEDY)
+
+    both = SideBySide(lambda: model_of(named("llama")))
+    both.assert_same(call)
+    both.change(lambda model: setattr(model, "config", windowed(model.config, **setting)))
+    both.assert_same(call, next(iter(setting)))
 
 
 @pytest.mark.parametrize("recording", ["from the start", "after a call"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import tiny
 from support.cases import thinned
+from support.side_by_side import SideBySide
 from transformers import (
     DynamicCache,
     EosTokenCriteria,
@@ -153,10 +154,7 @@ def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
 
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_code_beside_the_model_is_called_as_by_generate(name):
-    bring = CASES[name]
-    model = tr.accelerate(tiny.llama())
-    assert outcomes(model, bring) == outcomes(tiny.llama(), bring)
-    assert model.acceleration.fallback is None
+    SideBySide(tiny.llama).assert_same(lambda model: outcomes(model, CASES[name]))
 
 
 def test_a_processor_that_returns_nothing_is_named():
@@ -173,6 +171,4 @@ def test_a_cache_of_another_type_is_left_to_generate():
             layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
         return model.generate(torch.cat([IDS, IDS], 1), past_key_values=cache, **GREEDY)
 
-    model = tr.accelerate(tiny.llama())
-    assert torch.equal(output(model), output(tiny.llama()))
-    assert "bfloat16" in model.acceleration.fallback
+    SideBySide(tiny.llama).assert_same(output, "bfloat16")

@@ -9,6 +9,7 @@ import torch
 import transformers
 from support import tiny
 from support.architectures import model_of, named
+from support.side_by_side import SideBySide
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
@@ -53,18 +54,16 @@ def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, argu
     assert model.acceleration.total.steps == 0
 
 
-def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model):
+def test_new_tokens_alone_with_a_cache_are_left_to_transformers():
     """`generate` takes them where the attention mask tells how many tokens the cache holds."""
-    text, answers = tiny.prompt(0, 12), []
-    for accelerated in (False, True):
+    text = tiny.prompt(0, 12)
+
+    def call(model):
         cache = DynamicCache(config=model.config)
         model(text[:, :9], past_key_values=cache)
-        if accelerated:
-            tr.accelerate(model)
-        mask = torch.ones_like(text)
-        answers.append(model.generate(text[:, 9:], attention_mask=mask, past_key_values=cache, **GREEDY))
-    assert torch.equal(*answers)
-    assert "all tokens" in str(model.acceleration.fallback)
+        return model.generate(text[:, 9:], attention_mask=torch.ones_like(text), past_key_values=cache, **GREEDY)
+
+    SideBySide(tiny.llama).assert_same(call, "all tokens")
 
 
 def to_later_tokens(model):
@@ -209,17 +208,20 @@ def test_a_rotary_module_of_another_scaling_than_the_configurations(family, chan
 
 
 def test_a_rotary_module_that_is_exchanged_between_calls():
-    model, ids = model_of(named("llama")), tiny.prompt(0, 6).repeat(1, 3)
-    accelerated = tr.accelerate(copy.deepcopy(model))
-    accelerated.generate(ids, max_new_tokens=30, do_sample=False)
-    for each in (model, accelerated):
-        scaled = copy.deepcopy(each.config)
+
+    def call(model):
+        return model.generate(tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=30, do_sample=False)
+
+    def exchange(model):
+        scaled = copy.deepcopy(model.config)
         scaled.rope_parameters = {**scaled.rope_parameters, "rope_type": "dynamic", "factor": 4.0}
         scaled.max_position_embeddings = 20
-        each.model.rotary_emb = type(each.model.rotary_emb)(scaled)
-    texts = [each.generate(ids, max_new_tokens=30, do_sample=False) for each in (model, accelerated)]
-    assert torch.equal(*texts)
-    assert "whose rotary scaling is not" in accelerated.acceleration.fallback
+        model.model.rotary_emb = type(model.model.rotary_emb)(scaled)
+
+    both = SideBySide(lambda: model_of(named("llama")))
+    both.assert_same(call)
+    both.change(exchange)
+    both.assert_same(call, "whose rotary scaling is not")
 
 
 def test_a_length_that_is_set_on_a_rotary_module_between_calls():
