@@ -70,8 +70,8 @@ LOOKING_AROUND = ["^(?!a+)", "^(?=a)b|c", "(?=a)b", "^a(?!b)", "^(?=a)*b", "^(?!
 @pytest.mark.parametrize(
     "pattern",
     [*LOOKING_AROUND, "a++", "a**", "^*a", "(*a)", "a{ 2}", "{a}", "a{,2}", r"a\Z", r"\Aa", r"\z", r"\a", r"\x{61}",
-     r"\U00000061", r"\pL", r"\p{Greek}", r"\1", r"\b*", "[]a]", "[^]a]", r"[\w-a]", r"[a-\d]", "(?x) a", "(?m)^a", "(?>a)",
-     "a(?i)"],
+     r"\U00000061", r"\pL", r"\p{Greek}", r"\1", r"\b*", "[]a]", "[^]a]", r"[\w-a]", r"[a-\d]", "(?x) a", "(?m)^a",
+     "(?>a)", "a(?i)"],
 )  # fmt: skip
 def test_other_look_around_and_syntax_that_the_dialects_do_not_share_are_refused(pattern):
     """Rust, which enforces patterns, reads most of the latter in a third way."""

@@ -3,12 +3,11 @@
 The reference is plain `generate` on a copy of the model, for outputs that end, and for those that must not.
 """
 
-import copy
-
 import pytest
 import torch
 from support import tiny
 from support.cases import paired, thinned
+from support.side_by_side import SideBySide
 
 import token_recycling as tr
 
@@ -32,15 +31,13 @@ def test_an_output_ends_with_token_0_where_that_is_the_end_and_nowhere_else(end)
     """After prompts without it, and after those that begin and end with it."""
     zeros, said = torch.tensor([[0, 0, 7, 0], [0, 0, 0, 0]]), 0
     for seed in (0, 2):
-        model = favouring(0, seed)
-        accelerated = tr.accelerate(copy.deepcopy(model))
+        both = SideBySide(lambda: favouring(0, seed))  # noqa: B023
         how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": 1 if end == 63 else 0}
         prompts = torch.cat([tiny.prompt(seed + row, 9) for row in range(3)])
         for ids in (prompts[:1], prompts, zeros):
             how["attention_mask"] = torch.ones_like(ids)
-            outputs, reference = (which.generate(ids, **how).tolist() for which in (accelerated, model))
-            assert outputs == reference
-            said += sum(0 in output[ids.shape[1] : -1] for output in reference)
+            outputs = both.assert_same(lambda model: model.generate(ids, **how).tolist())  # noqa: B023
+            said += sum(0 in output[ids.shape[1] : -1] for output in outputs)
     assert said, "token 0 was never said before the last place"
 
 
@@ -84,15 +81,12 @@ def test_a_stream_ends_with_token_0_where_that_is_the_end(end, of_config):
     ids=str,
 )
 def test_empty_and_zero_arguments_mean_what_they_mean_for_generate(arguments):
-    model = favouring(0, 2)
-    accelerated = tr.accelerate(copy.deepcopy(model))
-    ids = tiny.prompt(3, 7)
     how = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **arguments}
     outputs = []
-    for which in (accelerated, model):
+    for model in (favouring(0, 2), tr.accelerate(favouring(0, 2))):
         torch.manual_seed(0)
         try:
-            outputs.append(which.generate(ids, **how).tolist())
+            outputs.append(model.generate(tiny.prompt(3, 7), **how).tolist())
         except ValueError as error:
             outputs.append([type(error)])
     assert outputs[0] == outputs[1]

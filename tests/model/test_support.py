@@ -226,12 +226,12 @@ def test_a_rotary_module_that_is_exchanged_between_calls():
 
 def test_a_length_that_is_set_on_a_rotary_module_between_calls():
     """From which on its frequencies change with every token."""
-    model, ids = model_of(named("llama", "dynamic")), tiny.prompt(0, 6)
-    accelerated = tr.accelerate(copy.deepcopy(model))
-    texts = []
-    for each in (model, accelerated):
-        each.generate(ids, max_new_tokens=20, do_sample=False)
-        each.model.rotary_emb.original_max_seq_len = each.model.rotary_emb.max_seq_len_cached = 12
-        texts.append(each.generate(ids, max_new_tokens=24, do_sample=False))
-    assert torch.equal(*texts)
-    assert "whose rotary scaling is not" in accelerated.acceleration.fallback
+
+    def call(model, new=24):
+        return model.generate(tiny.prompt(0, 6), max_new_tokens=new, do_sample=False)
+
+    both = SideBySide(lambda: model_of(named("llama", "dynamic")))
+    both.assert_same(lambda model: call(model, 20))
+    for rotary in both.change(lambda model: model.model.rotary_emb):
+        rotary.original_max_seq_len = rotary.max_seq_len_cached = 12
+    both.assert_same(call, "whose rotary scaling is not")
