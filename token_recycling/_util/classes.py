@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import CellType, FunctionType
 from typing import Any
 
+_OF_ITS_BASES = frozenset({"__dict__", "__weakref__"})
+"""What Python sets on a class by what it derives from."""
 
-def made_again(cls: type, bases: tuple[type, ...], contents: Mapping[str, Any]) -> type:
-    """Return a class like another one, with the `contents` that are set on it, but derived from `bases`."""
+
+def made_again(cls: type, bases: tuple[type, ...]) -> type:
+    """Return a class like another one, with all that is set on it, but derived from `bases`."""
     metaclass: Any = type(cls)
     own = CellType()
-    copied = {name: _member_of(own, member, cls) for name, member in contents.items()}
+    copied = {name: _member_of(own, member, cls) for name, member in vars(cls).items() if name not in _OF_ITS_BASES}
     own.cell_contents = made = metaclass(cls.__name__, bases, copied)
     return made
 

@@ -134,16 +134,15 @@ class _Accelerated(PreTrainedModel):
         parametrization, that class is made again without, once for the same contents.
         """
         original = cls.__bases__[1] if cls in _contents_as_made else None
-        contents = _contents_of(cls)
-        identities = [*contents], Identities(contents.values())
-        if original is not None and identities == _contents_as_made[cls]:
+        contents = [*vars(cls)], Identities(vars(cls).values())
+        if original is not None and contents == _contents_as_made[cls]:
             return original
         bases = (original,) if original is not None else tuple(map(_without_acceleration, cls.__bases__))
-        made_of = bases, identities
+        made_of = bases, contents
         if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
             from .._util.classes import made_again
 
-            _plain_classes[cls] = made_of, made_again(cls, bases, contents)
+            _plain_classes[cls] = made_of, made_again(cls, bases)
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -219,11 +218,6 @@ _plain_classes: dict[type, tuple[Any, type]] = {}
 """Of changed accelerated classes and those derived from them, what was made again; see `plain_class`."""
 
 
-def _contents_of(cls: type) -> dict[str, Any]:
-    """Return what is set on a class itself."""
-    return {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-
-
 def _without_acceleration(base: type) -> type:
     return base.plain_class() if issubclass(base, _Accelerated) else base
 
@@ -235,8 +229,7 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
         if MARKS_NO_CACHES:
             names["generate"] = _marking(original.generate)
         _classes[original] = made = type(original.__name__, (_Accelerated, original), names)
-        contents = _contents_of(made)
-        _contents_as_made[made] = [*contents], Identities(contents.values())
+        _contents_as_made[made] = [*vars(made)], Identities(vars(made).values())
     return _classes[original]
 
 

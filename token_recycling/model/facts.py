@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,7 +24,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.device import lasting
 from .compat import BUFFERS, HOOKS_AFTER, HOOKS_BEFORE, KERNELS, KERNELS_AS_INSTALLED, PARAMETERS, version
-from .described import address_of, describe
 from .origin import is_foreign, is_own
 from .parts import (
     CALLED_INSTEAD,
@@ -54,6 +53,9 @@ _DATA = frozenset(
     }
 )
 """Types of attributes of a module that cannot stand in place of a method or of a module."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+"""Types of values that are described by themselves."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
 
@@ -61,9 +63,46 @@ _WRAPPERS = frozenset({"builtins", "functools"})
 # Comparing
 
 
+def address_of(weight: torch.Tensor) -> int:
+    """Address of a tensor's numbers."""
+    try:
+        return weight.data_ptr()
+    except RuntimeError:  # a tensor that wraps others has no memory of its own
+        return 0
+
+
 def times_written(tensor: torch.Tensor) -> int:
     """Count operations that have written to a tensor; 0 for one of inference mode, which counts none."""
     return 0 if tensor.is_inference() else version(tensor)
+
+
+def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:
+    """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
+    `objects` what counts by identity. `seen`: configurations that were described before, and containers around it.
+    """
+    cls, seen = type(value), set() if seen is None else seen
+    if cls in PLAIN:
+        values += (cls, value)
+    elif issubclass(cls, torch.Tensor):
+        objects.append(value)
+        strides = value.stride() if value.layout is torch.strided else ()
+        values += (address_of(value), value.dtype, value.device, value.shape, strides)
+    elif issubclass(cls, PretrainedConfig):
+        objects.append(value)
+        if id(value) not in seen:
+            seen.add(id(value))
+            describe(vars(value), values, objects, seen)
+    elif issubclass(cls, _CONTAINERS) and not issubclass(cls, torch.nn.Module):
+        values += (cls, len(value))
+        if id(value) not in seen:  # else it holds itself
+            seen.add(id(value))
+            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
+            for item in [*items, *value.values()] if isinstance(value, Mapping) else items:
+                describe(item, values, objects, seen)
+            seen.discard(id(value))
+    else:
+        values.append(cls)
+        objects.append(value)
 
 
 class Identities:

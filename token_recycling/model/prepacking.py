@@ -32,8 +32,7 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from ..costs import TICK
 from .compat import packed_product, packed_types, packed_weight, version
-from .described import address_of
-from .facts import Facts, facts_of
+from .facts import Facts, address_of, facts_of
 from .parts import parts_of
 
 _LEAST_BYTES = 4_000_000

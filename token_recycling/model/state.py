@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .described import PLAIN, describe
-from .facts import Identities
+from .facts import PLAIN, Identities, describe
 from .parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}

@@ -26,8 +26,7 @@ from torch.overrides import get_overridable_functions
 from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
-from ..described import address_of, describe
-from ..facts import times_written
+from ..facts import address_of, describe, times_written
 from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import ATTRIBUTES_OF_TORCH, FAMILIES, foreign_hooks, own_class, parts_of
 from .bytecode import operations_in
