@@ -24,6 +24,7 @@ from support.releases import needs
 from support.side_by_side import SideBySide, assert_same
 from transformers import (
     DynamicCache,
+    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
@@ -174,6 +175,9 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#48981 an end and a limit": call(eos_token_id=ENDS, max_new_tokens=7),
     "state-spaces/mamba#1040 a tokenizer's tensor of ends": call(eos_token_id=torch.tensor([ENDS])),
     "huggingface/transformers#29459 ends as lists in a list, in a batch": call(BOTH, eos_token_id=[ENDS[:2], ENDS[2:]]),
+    "huggingface/transformers#29459 an end by a criterion, without padding": call(
+        pad_token_id=None, stopping_criteria=StoppingCriteriaList([EosTokenCriteria(ENDS)])
+    ),
     "huggingface/transformers#24099 a forced end that is suppressed": call(forced_eos_token_id=9, suppress_tokens=[9]),
     "vllm-project/vllm#6718 a repetition penalty": call(repetition_penalty=1.4),
     "dottxt-ai/outlines#789 tokens allowed by prompt": call(BOTH, prefix_allowed_tokens_fn=allowed),
@@ -223,7 +227,7 @@ ON_EVERY_FAMILY = (
     *("#2434", "#40906"),
 )
 """Parts of the names of reports that are tried on further families too."""
-LEFT_TO_GENERATE = ("padding on the right", "#40906", "#20621")
+LEFT_TO_GENERATE = ("padding on the right", "without padding", "#40906", "#20621")
 FAMILIES = {
     "window": named("gemma3_text"),
     "learned positions": named("gpt2"),

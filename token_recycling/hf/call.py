@@ -154,6 +154,8 @@ class GenerateCall:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters()):
             return "gradients are unsupported; call generate() as it is decorated, under torch.no_grad()"
+        if self.pads and self.padding_token is None:
+            return "a criterion ends sequences, and no token pads them; pass pad_token_id"
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
