@@ -215,7 +215,8 @@ WRITTEN: dict[str, Any] = {
     },
     "names without a type": {
         "properties": {"a": INTEGER, "b": TEXT},
-        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+        "oneOf": [{"$ref": "#/$defs/a"}, {"required": ["b"]}],
+        "$defs": {"a": {"required": ["a"]}},
     },
     "a choice beside properties": {
         "type": "object",

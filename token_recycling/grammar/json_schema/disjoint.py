@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .json_values import TYPES, Schema, at_pointer, equal, is_count, kind_of, strings, type_of, types_named
-from .keywords import IN_PLACE, keywords, says_nothing
+from .keywords import IN_PLACE, about, keywords, says_nothing
 from .numbers import EXCLUSIVE, LOWER, inclusive, limit_of
 from .patterns import apart
 from .references import References
@@ -104,6 +104,12 @@ class Comparison:
             _have_own_values(self._conjuncts({"allOf": [*_properties(parts, name)]}, resource) for parts in schemas)
             for name in sorted(set.intersection(*tags))
         )
+
+    def is_about_objects(self, schema: Any, resource: str) -> bool:
+        """Whether a schema says something, and of objects alone: every other value is valid."""
+        parts = self._conjuncts(schema, resource)
+        named = set[str]().union(*map(keywords, parts)) - {"$ref", "allOf"}
+        return len(parts) < _MAX_CONJUNCTS and {*map(about, named)} == {("object",)}
 
     def required(self, schema: Any, resource: str) -> set[str]:
         """Return the names of properties that all objects of a schema have."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from .complement import EXPRESSIBLE, both, either, known
 from .json_values import Schema, shown, strings
-from .keywords import about, keywords
+from .keywords import keywords
 from .references import is_resource
 from .walk import Node
 
@@ -61,7 +61,7 @@ def _one_of(node: Node, keyword: str) -> None:
     if not (options := _options(node, keyword)):
         return
     branches = _branches(node, keyword, options)
-    if len(options) > 1 and all(map(_is_about_objects, options)):
+    if len(options) > 1 and all(map(node.is_about_objects, options)):
         node.kinds &= {"object"}  # other values are valid under all of them
         node.others.append({"type": "object"})
     types = {"type": sorted(node.kinds)}
@@ -92,11 +92,6 @@ def _apart(node: Node, options: Sequence[Any], complements: Sequence[Schema | No
     ]
     parts = known(others)
     return None if parts is None else both(parts)
-
-
-def _is_about_objects(schema: Any) -> bool:
-    """Whether a schema says something, and of objects alone."""
-    return bool(keywords(schema)) and all(about(keyword) == ("object",) for keyword in keywords(schema))
 
 
 def _branches(node: Node, keyword: str, options: Sequence[Any]) -> list[Schema]:

@@ -196,6 +196,10 @@ class Node:
         """
         return self.walk.comparison.exclusive(schemas, self.resource, written)
 
+    def is_about_objects(self, schema: Any) -> bool:
+        """Whether a schema within this one says something, and of objects alone."""
+        return self.walk.comparison.is_about_objects(schema, self.resource)
+
     def closed_objects(self, schema: Any) -> Schema:
         """Return a schema within this one whose objects are closed if they may be."""
         return self.walk.comparison.closed(schema, self.resource)
