@@ -163,6 +163,12 @@ WRITTEN: dict[str, Any] = {
         },
         **{"else": {"properties": {"code": {"pattern": "^[A-Z][0-9][A-Z]$"}}}},
     ),
+    "a condition that is not met": closed(
+        {"tag": {"enum": ["a", "b"]}, "n": INTEGER},
+        ["tag"],
+        **{"if": {"not": {"properties": {"tag": A}}}, "then": {"required": ["n"]}},
+        **{"else": {"not": {"not": {"properties": {"n": False}}}}},
+    ),
     "conditions by a tag": closed(
         {"tag": {"enum": ["a", "b"]}, "n": INTEGER, "s": TEXT},
         ["tag"],

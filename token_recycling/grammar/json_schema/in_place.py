@@ -122,7 +122,10 @@ def _if(node: Node, keyword: str) -> None:
 
 def _complement(node: Node, keyword: str) -> Schema | None:
     """Return what is not valid under the schema of a keyword; None where it cannot be expressed, which is noted."""
-    complement = node.complement(node.schema[keyword])
+    excluded = node.schema[keyword]
+    if keywords(excluded) == {"not"}:
+        return node.child(excluded["not"], keyword, "not", closed=False)
+    complement = node.complement(excluded)
     if complement is None:
         node.note(keyword, f"is supported of {EXPRESSIBLE}")
     return complement
