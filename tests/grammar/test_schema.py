@@ -171,7 +171,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"propertyNames": {"minLength": 2, "pattern": "a"}}, "#/propertyNames"),
     ({"propertyNames": {"minLength": 1.5}}, "#/propertyNames"),
-    ({"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
+    ({"anyOf": [{"properties": {"a": {}}}], "oneOf": [{}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
     ({"allOf": [{"additionalProperties": {}}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
     ({"allOf": [{"unevaluatedProperties": {}}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
     ({"properties": {"a/b": {"pattern": "(?=x)"}}}, "#/properties/a~1b/pattern"),

@@ -199,6 +199,13 @@ WRITTEN: dict[str, Any] = {
         ],
         "unevaluatedProperties": False,
     },
+    "a union with a base": {
+        "properties": {"b": TEXT},
+        "oneOf": [{"$ref": "#/$defs/a"}, {"properties": {"c": INTEGER}, "required": ["c"]}],
+        "unevaluatedProperties": False,
+        "$defs": {"a": {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}},
+        "type": "object",
+    },
     "a rating": {"type": "number", "multipleOf": 0.1, "minimum": 0, "maximum": 5},
     "a float of C": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
     "a tag among any": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A},

@@ -79,17 +79,36 @@ def _other_properties(node: Node) -> None:
     if "additionalProperties" in schema:
         own["additionalProperties"] = node.child(schema["additionalProperties"], "additionalProperties")
     elif not says_nothing(schema.get("unevaluatedProperties", True)):
-        names = node.walk.comparison.evaluated(schema, node.resource) if node.in_place else set()
-        if names is None:
-            node.note("unevaluatedProperties", "is supported beside $ref and allOf of schemas that list properties")
-            return
-        own["additionalProperties"] = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
-        for name in sorted(names - {*own.get("properties", ())}):
-            own.setdefault("properties", {})[name] = True
+        _unevaluated_properties(node)
     elif node.closed and may_be_closed(schema):
         own["additionalProperties"] = False
         for name in own.get("required", ()):
             own["properties"].setdefault(name, True)
+
+
+def _unevaluated_properties(node: Node) -> None:
+    """Express the schema of the properties for which no schema that holds has one: with `anyOf` or `oneOf`, no branch
+    and none beside them.
+    """
+    schema, own = node.schema, node.own
+    compositions = [name for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)]
+    others = {name: part for name, part in schema.items() if name not in ("unevaluatedProperties", *compositions)}
+    branches = [{"allOf": [others, branch]} for name in compositions for branch in schema[name]] or [others]
+    evaluated = [node.walk.comparison.evaluated(branch, node.resource) for branch in branches]
+    if None in evaluated or len(compositions) > 1:
+        why = "is supported beside $ref, allOf, and one anyOf or oneOf, of schemas that list properties"
+        node.note("unevaluatedProperties", why)
+        return
+    rest = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
+    names = [sorted(listed or ()) for listed in evaluated]
+    if compositions:
+        node.within_branches = [
+            {"properties": dict.fromkeys(listed, True), "additionalProperties": rest} for listed in names
+        ]
+        return
+    own["additionalProperties"] = rest
+    for name in names[0]:
+        own.setdefault("properties", {}).setdefault(name, True)
 
 
 # Names

@@ -107,6 +107,8 @@ class Node:
         """The types that its values may have."""
         self.in_place = [name for name in IN_PLACE if name in schema]
         """Its keywords with schemas for the same value."""
+        self.within_branches: list[Schema] = []
+        """For each branch of its `anyOf` or `oneOf` what else holds for the values of it, if anything does."""
         for keyword in SINCE:
             if keyword in schema and not walk.references.knows(keyword):
                 self.note(keyword, f"is no keyword of draft {walk.references.draft}, which $schema names")
