@@ -346,7 +346,7 @@ def shapes_in(value):
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("how", ["returned", "given", "filled"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "falcon_h1", "bamba"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "falcon_h1", "bamba", "deepseek_v32"])
 def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows):
     """So that they can be written to by `.data`, saved, cropped as far as those of plain `generate` can, and reset for
     another model (huggingface/transformers#48509); a model that is not accelerated continues them.
@@ -354,7 +354,7 @@ def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows)
     cases = {"mistral": named("mistral", "window of 8"), **{case.family: case for case in RECURRENT}}
     model = model_of(cases.get(family) or named(family))
     ids, seen = tiny.prompt(0, 6, VOCABULARY).repeat(rows, 1), []
-    given = DynamicCache(config=model.config if family in ("falcon_h1", "bamba") else None)
+    given = DynamicCache(config=None if family in ("llama", "mistral") else model.config)
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
         cache = {"returned": None, "given": copy.deepcopy(given)}.get(how, DynamicCache(config=model.config))
         output = generate(ids, past_key_values=cache, return_dict_in_generate=True, **GREEDY)

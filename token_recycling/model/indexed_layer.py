@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from transformers.cache_utils import DynamicLayer
 
 from .._util.device import lasting
 from .compat import DynamicIndexedLayer
@@ -20,6 +21,8 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
 
     indexer_keys: torch.Tensor | None
+    _has_positions = False
+    """Whether the model gives it positions."""
     _paddings: Sequence[int] = ()
     """Slots before each sequence that are padding, once it was handed back; else none."""
 
@@ -38,11 +41,20 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         """Models append those of a pass here, drafted nodes included, and never remove one: slots say which are left,
         since each sequence is in the slots from 0 on, in order.
         """
+        self._has_positions = positions is not None
 
     def take_over(self, layer: Any) -> None:
         super().take_over(layer)
         if layer.indexer_keys is not None:
             self.update_indexer(layer.indexer_keys)
+
+    def _plain_layer(self) -> DynamicLayer:
+        plain = DynamicIndexedLayer()
+        if self.indexer_keys is not None:
+            plain.update_indexer(self.indexer_keys)
+        if self._has_positions:
+            plain.indexer_position_ids = self.indexer_position_ids
+        return plain
 
     @lasting
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
