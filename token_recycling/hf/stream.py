@@ -72,7 +72,8 @@ def stream(
         raise UnsupportedModelError("StaticCache is unsupported, which cannot keep chosen slots; use a DynamicCache")
     mark_callers(past_key_values)
     processors = LogitsProcessorList(logits_processor or [])
-    config = GenerationConfig(do_sample=do_sample, max_length=len(prompt) + max_new_tokens)
+    # One sequence is never padded, whatever ends it.
+    config = GenerationConfig(do_sample=do_sample, max_length=len(prompt) + max_new_tokens, pad_token_id=0)
     call = GenerateCall(target, prompt[None], processors, criteria, config, {target.cache_argument: given})
     call.streamed = True
     with torch.no_grad():  # as each step is made
