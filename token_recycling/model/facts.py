@@ -98,7 +98,10 @@ def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] |
             seen.add(id(value))
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
             for item in [*items, *value.values()] if isinstance(value, Mapping) else items:
-                describe(item, values, objects, seen)
+                if type(item) in PLAIN:  # the usual case, without a call
+                    values += (type(item), item)
+                else:
+                    describe(item, values, objects, seen)
             seen.discard(id(value))
     else:
         values.append(cls)
