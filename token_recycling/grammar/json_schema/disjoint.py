@@ -67,7 +67,7 @@ class Comparison:
             )
         if kinds != {"object"}:
             return False
-        required = {name for part in (*ours, *theirs) for name in strings(part.get("required"))}
+        required = _required([*ours, *theirs])
         return any(_forbids(part, name) for part in (*ours, *theirs) for name in required) or any(
             self.disjoint(mine, yours, resource, depth + 1)
             for name in required
@@ -108,12 +108,11 @@ class Comparison:
     def is_about_objects(self, schema: Any, resource: str) -> bool:
         """Whether a schema says something, and of objects alone: every other value is valid."""
         parts = self._conjuncts(schema, resource)
-        named = set[str]().union(*map(keywords, parts)) - {"$ref", "allOf"}
-        return len(parts) < _MAX_CONJUNCTS and {*map(about, named)} == {("object",)}
+        return len(parts) < _MAX_CONJUNCTS and {*map(about, _said(parts))} == {("object",)}
 
     def required(self, schema: Any, resource: str) -> set[str]:
         """Return the names of properties that all objects of a schema have."""
-        return {name for part in self._conjuncts(schema, resource) for name in strings(part.get("required"))}
+        return _required(self._conjuncts(schema, resource))
 
     def closed(self, schema: Any, resource: str) -> Schema:
         """Return a schema whose objects are closed if they may be, by itself or where it only refers to another."""
@@ -182,7 +181,7 @@ class Comparison:
         """
         parts = self._conjuncts(schema, resource)
         kinds, different = _kinds(parts), list[Any]()
-        said = set[str]().union(*map(keywords, parts)) - {"type", "$ref", "allOf"}
+        said = _said(parts) - {"type"}
         if said == {"anyOf"} and len(choices := [*_choices(parts)]) == 1:
             listed = [self.listed(option, resource) for option in choices[0]]
             values = None if None in listed else list(itertools.chain(*filter(None, listed)))
@@ -213,6 +212,16 @@ class Comparison:
                 visited.add(target[0])
                 left.append((at_pointer(self._document, target[0]), target[1]))
         return parts
+
+
+def _said(parts: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the keywords of schemas that all hold, but for those by which one leads to another."""
+    return set[str]().union(*map(keywords, parts)) - {"$ref", "allOf"}
+
+
+def _required(parts: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the names of properties that all objects have for which schemas hold."""
+    return {name for part in parts for name in strings(part.get("required"))}
 
 
 def _choices(parts: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
