@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.model.facts import Identities, facts_of
 from token_recycling.model.info import model_info
+from token_recycling.model.inspection import weights_fingerprint
 
 
 def remembered(model, what, make, of="numbers"):
@@ -197,6 +198,9 @@ def test_configurations_and_classes_may_hold_what_cannot_be_compared_or_written(
                 assert model.acceleration.fallback is None
         known = facts_of(model)
     assert facts_of(model) is known
+    named = weights_fingerprint(model)
+    model.config.extra = None
+    assert weights_fingerprint(model) != named
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .._util.files import digest
 from .origin import is_foreign
 from .parts import device_map_hooks, own_class
 
@@ -84,10 +83,19 @@ def bytes_read(model: PreTrainedModel) -> int:
 
 def shape_of(config: PretrainedConfig) -> str:
     """A short name for a configuration, wherever the model was loaded from."""
+    return hashlib.sha256(_written(config)).hexdigest()[:16]
+
+
+def _written(config: PretrainedConfig, leave_out: Collection[str] = ()) -> bytes:
+    """A configuration as JSON, or as text where it holds what cannot be written, at which `generate` does not look."""
+
+    def entries(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in of.items() if not key.startswith("_") and key not in leave_out}
+
     try:
-        return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
-    except Exception:  # it holds what cannot be written as JSON, which `generate` does not look at
-        return digest({key: str(value) for key, value in vars(config).items() if not key.startswith("_")})
+        return json.dumps(entries(config.to_dict()), sort_keys=True, default=str).encode()
+    except Exception:  # values of users can fail in any way
+        return json.dumps({key: str(value) for key, value in entries(vars(config)).items()}, sort_keys=True).encode()
 
 
 @torch.no_grad()
@@ -95,10 +103,7 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
     """A short digest of the configuration and of some numbers of every parameter, as loaded; reading all of a large
     model would take minutes. Not `typed`: equal for equal numbers held in other types, as in rows that state the type.
     """
-    config = {
-        key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in _CHANGING
-    }
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(_written(model.config, _CHANGING))
     for name, parameter in model.named_parameters():
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
         digest.update(some_numbers(parameter))
