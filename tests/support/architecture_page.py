@@ -27,7 +27,7 @@ from token_recycling.trees.templates import chain
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
 LENGTHS = (6, 26)
 """Texts before a tree: within all windows, and beyond them."""
-PROMPTS = (5, 29, 40)
+PROMPTS = (5, 29)
 NEW = 24
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 12}
 TOLERANCE, WITH_STATES = 1e-4, 3e-4
@@ -88,7 +88,7 @@ def _brief(case: Case, attention: str) -> bool:
 
 
 def _prompts(case: Case, attention: str) -> tuple[int, ...]:
-    return PROMPTS[1:2] if _brief(case, attention) else PROMPTS
+    return PROMPTS[1:] if _brief(case, attention) else PROMPTS
 
 
 def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
