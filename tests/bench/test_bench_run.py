@@ -80,51 +80,50 @@ def stopping(after):
     return events, hook
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    return benching.run(benching.setup(repeats=2), plan(3), tmp_path_factory.mktemp("whole"))
+HOT = {"specs": ("generate", "recycling:tree=chain:3")}
 
 
-@pytest.mark.parametrize("after", thinned([29, 5], 2))
-def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, after):
-    where, wanted = benching.setup(repeats=2), uninterrupted
+@pytest.mark.parametrize("after", thinned([17, 5], 2))
+def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, after):
+    where, asked = benching.setup(repeats=2, max_new_tokens=12), plan(3, **HOT)
+    wanted = benching.run(where, asked, tmp_path / "whole")
     _, hook = stopping(after)
     with pytest.raises(Stop):
-        benching.run(where, plan(3), tmp_path, hook)
-    before = benching.rows(tmp_path)
+        benching.run(where, asked, tmp_path / "parts", hook)
+    before = benching.rows(tmp_path / "parts")
     events, hook = stopping(10**6)
-    found = benching.run(where, plan(3), tmp_path, hook)
+    found = benching.run(where, asked, tmp_path / "parts", hook)
     assert found[: len(before)] == before
     assert benching.timeless(found) == benching.timeless(wanted)
     # Nothing that was measured is measured again.
     measured = sum(one.phase == "measuring" and one.outcomes is not None for one in events)
-    assert measured == plan(3).calls(2) - 2 * len(before)
+    assert measured == asked.calls(2) - 2 * len(before)
 
 
 def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
     """What the test before relies on: the last prompt alone takes other steps than after the others."""
-    where, spec = benching.setup(), "recycling:tree=chain:3"
-    last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
-    alone = benching.plan([spec], benching.questions()[-1:], False)
-    assert last["method"] == spec
+    where = benching.setup(max_new_tokens=12)
+    last = benching.run(where, plan(replay=False, **HOT), tmp_path / "all")[-1]
+    alone = benching.plan(HOT["specs"][1:], benching.questions()[-1:], False)
+    assert last["method"] == HOT["specs"][1]
     assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] != last["steps"]
 
 
 def test_a_line_cut_short_is_measured_again_and_a_finished_run_measures_nothing(tmp_path):
-    where = benching.setup(max_new_tokens=8)
-    wanted = benching.run(where, plan(), tmp_path)
+    where = benching.setup()
+    wanted = benching.run(where, plan(2), tmp_path)
     path = tmp_path / "rows.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index(b"\n", len(whole) // 2) + 20])
-    again = benching.run(where, plan(), tmp_path)
+    again = benching.run(where, plan(2), tmp_path)
     assert benching.timeless(again) == benching.timeless(wanted)
     events, hook = stopping(10**6)
-    assert benching.run(where, plan(), tmp_path, hook) == again
+    assert benching.run(where, plan(2), tmp_path, hook) == again
     assert events == []
 
 
 def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
-    where, other = benching.setup(), benching.setup(max_new_tokens=8)
+    where, other = benching.setup(), benching.setup(max_new_tokens=6)
     benching.run(where, plan(1), tmp_path)
     path = tmp_path / "rows.jsonl"
     rows = path.read_text().splitlines(keepends=True)
@@ -132,9 +131,9 @@ def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
         path.write_text("".join(wrong))
         with pytest.raises(ValueError, match=r"row.*--fresh"):
             benching.run(where, plan(1), tmp_path)
-    with pytest.raises(ValueError, match=r"max_new_tokens 12 there, 8 now.*--fresh"):
+    with pytest.raises(ValueError, match=r"max_new_tokens 8 there, 6 now.*--fresh"):
         benching.run(other, plan(1), tmp_path)
-    assert {row["max_new_tokens"] for row in benching.run(other, plan(1), tmp_path, fresh=True)} == {8}
+    assert {row["max_new_tokens"] for row in benching.run(other, plan(1), tmp_path, fresh=True)} == {6}
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"is not JSON.*--fresh"):
         benching.run(other, plan(1), tmp_path)
@@ -168,7 +167,7 @@ def test_failures_are_rows(tmp_path, monkeypatch):
         return decode(self, model, call)
 
     monkeypatch.setattr(Drafted, "decode", failing)
-    found = benching.by_method(benching.run(benching.setup(max_new_tokens=8), plan(replay=False), tmp_path))
+    found = benching.by_method(benching.run(benching.setup(), plan(replay=False), tmp_path))
     failed = [one for one in found.pop("recycling:tree=chain:3") if one["failure"] is not None]
     assert 0 < len(failed) < 4
     assert {(one["failure"], one["tokens"], one["identical"]) for one in failed} == {
@@ -241,7 +240,7 @@ def test_forced_methods_decode_the_output_of_generate(tmp_path, monkeypatch):
 
 def test_forced_methods_keep_what_they_learned_when_a_run_resumes(tmp_path):
     specs = ("generate", "forced:recycling:tree=chain:3")
-    where, made = benching.setup(), plan(3, False, specs)
+    where, made = benching.setup(max_new_tokens=12), plan(3, False, specs)
     wanted = benching.run(where, made, tmp_path / "whole")
     _, hook = stopping(4)
     with pytest.raises(Stop):

@@ -9,7 +9,7 @@ def test_without_a_network_the_tiny_model_does_every_job(monkeypatch, capsys):
         raise NoRealModelError("no network")
 
     monkeypatch.setattr(demo, "fetched", fail)
-    monkeypatch.setattr(demo, "NEW_TOKENS", 8)
+    monkeypatch.setattr(demo, "NEW_TOKENS", 4)
     demo.main()
     said = capsys.readouterr().out
     assert "not available (no network)" in said

@@ -74,10 +74,10 @@ def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
 
 
 def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
-    found = run_json("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 30)
+    found = run_json("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 12)
     assert [row["name"] for row in found["prompts"]] == ["a.py", "b.py", "c.py"]
     first = found["prompts"][0]
-    assert list(chain.from_iterable(first["steps"])) == reference(loaded, PROMPT, max_new_tokens=30, do_sample=False)
+    assert list(chain.from_iterable(first["steps"])) == reference(loaded, PROMPT, max_new_tokens=12, do_sample=False)
     assert first["identical"]
     assert first["divergence"] is None
     assert first["stats"]["steps"] == len(first["steps"])

@@ -122,7 +122,7 @@ def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path)
 
 
 def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
-    said, options = f"{PROMPT}\n", ("--max-new-tokens", 12)
+    said, options = f"{PROMPT}\n", ("--max-new-tokens", 4)
     wanted = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
     (tmp_path / "prompt.py").write_text(said)
     assert run_json("generate", tiny_model_dir, "--file", tmp_path / "prompt.py", *options)["tokens"] == wanted

@@ -479,7 +479,7 @@ def test_schemas_have_limits():
     with pytest.raises(ValueError, match="nested"):
         compiled(TOKENIZER, "json_schema", deep)
     with pytest.raises(ValueError, match="more than 50,000 parts"):
-        enforceable({"anyOf": [{"const": number} for number in range(60_000)]}, closed=False)
+        enforceable({"anyOf": [{"type": "null"}] * 60_000}, closed=False)
     for schema in (3, [], "x"):
         with pytest.raises(ValueError, match="must be an object"):
             compiled(TOKENIZER, "json_schema", json.dumps(schema))

@@ -2,7 +2,6 @@
 
 import itertools
 import pkgutil
-import typing
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, pa
     """All fields of the official clients that are neither honoured nor refused, and one that nobody knows."""
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     kind, body = ASKED[path]
-    fields = typing.get_type_hints(pkgutil.resolve_name(CLIENTS[path])).keys()
+    fields = pkgutil.resolve_name(CLIENTS[path]).__annotations__.keys()
     hints = fields - kind.model_fields.keys() - kind.unsupported.keys() | {"swing"}
     for _ in range(2):
         assert server.post(path, {**body, **dict.fromkeys(hints, "anything")}).status_code == 200
@@ -137,10 +136,15 @@ CHANGES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def unchanged(model, tokenizer):
+    return continued(model, tokenizer)
+
+
 @pytest.mark.parametrize(("asked", "change"), CHANGES)
-def test_logits_are_changed_as_defined(server, model, tokenizer, asked, change):
+def test_logits_are_changed_as_defined(server, model, tokenizer, unchanged, asked, change):
     wanted = continued(model, tokenizer, change)
-    assert wanted != continued(model, tokenizer)
+    assert wanted != unchanged
     said = completion(server, temperature=0, max_tokens=32, **asked)
     assert said.choices[0].text == wanted
     assert said.usage.model_extra["speculation"]["accelerated"]
@@ -166,7 +170,11 @@ OFF = {"top_k": 0, "min_p": 0, "top_p": 1, "repetition_penalty": 1, "min_tokens"
 def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, off):
     """Each of them with a value that many take for none."""
     own = model.generation_config
-    wanted = [completion(server, max_tokens=24, seed=seed, **off).choices[0].text for seed in range(3)]
+
+    def texts():
+        return [choice.text for choice in completion(server, max_tokens=24, seed=0, n=3, **off).choices]
+
+    wanted = texts()
     assert len(set(wanted)) == 3
     settings = {
         "top_k": 1,
@@ -179,9 +187,7 @@ def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, 
     for name, value in settings.items():
         with monkeypatch.context() as patch:
             patch.setattr(own, name, value)
-            assert [
-                completion(server, max_tokens=24, seed=seed, **off).choices[0].text for seed in range(3)
-            ] == wanted, name
+            assert texts() == wanted, name
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"min_p": 1.0}])
@@ -193,11 +199,8 @@ def test_cuts_leave_the_likeliest(server, cut):
 
 def test_nothing_is_cut_unless_asked(server, model, tokenizer):
     """transformers' own default draws from the 50 likeliest."""
-    seen = {
-        token
-        for seed in range(2)
-        for token in tokenizer(completion(server, temperature=100, seed=seed, max_tokens=120).choices[0].text).input_ids
-    }
+    choices = completion(server, temperature=100, seed=0, n=4, max_tokens=60).choices
+    seen = {token for choice in choices for token in tokenizer(choice.text).input_ids}
     assert len(seen) > 100
 
 

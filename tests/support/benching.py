@@ -28,7 +28,7 @@ TEXTS = (
     "for index in range(10):\n    for index in range(10):\n        print(index)",
     "import sys\n\ndef add(a, b):\n    return a + b\n",
 )
-NEW = 12
+NEW = 8
 TIMES = {"last_prefill_seconds", "seconds", "prefill_seconds", "total_seconds", "processor_seconds", "parts"}
 
 

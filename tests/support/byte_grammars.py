@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -10,6 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from token_recycling.grammar.compile import Grammar
 
 END = 256
+CLOSING = b'"]}'
 
 
 class _Bytes:
@@ -32,11 +34,10 @@ def byte_tokenizer(*special: str) -> LLTokenizer:
 
 def admits(grammar: Grammar, text: str, special: tuple[str, ...] = ()) -> bool:
     """Whether a text is an output; those of `special` stand for special tokens."""
-    tokens, position = list[int](), 0
-    while position < len(text):
-        mark = next((one for one in special if text.startswith(one, position)), None)
-        tokens += text[position].encode() if mark is None else [END + 1 + special.index(mark)]
-        position += 1 if mark is None else len(mark)
+    pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+    tokens = list[int]()
+    for piece in pieces:
+        tokens += [END + 1 + special.index(piece)] if piece in special else piece.encode()
     matcher = grammar.pristine.deep_copy()
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -46,11 +47,12 @@ def random_output(grammar: Grammar, draw: random.Random, most: int = 200) -> byt
     matcher, output = grammar.pristine.deep_copy(), bytearray()
     for _ in range(most):
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        (allowed,) = np.unpackbits(mask, bitorder="little")[: END + 1].nonzero()
-        if END in allowed and (len(allowed) == 1 or draw.random() < 0.4):
-            return bytes(output)
-        allowed = [int(token) for token in allowed if token != END]
-        closing = [token for token in allowed if chr(token) in '"]}']
+        allowed = np.unpackbits(mask, bitorder="little")[: END + 1].nonzero()[0].tolist()
+        if allowed[-1] == END:
+            allowed.pop()
+            if not allowed or draw.random() < 0.4:
+                return bytes(output)
+        closing = [token for token in CLOSING if token in allowed]
         token = draw.choice(closing if closing and draw.random() < 0.35 else allowed)
         output.append(token)
         assert matcher.consume_token(token)

@@ -1,17 +1,20 @@
 """The command line in a test: run it, read its JSON, expect one line of error."""
 
+import functools
 import json
 
-from typer.testing import CliRunner
+import typer.testing
 
 from token_recycling.cli.app import app
 
 PROMPT = "def add(a, b):"
 CONTEXT = 96
+# typer would make all commands from their functions for every call.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 def run(*args, **extra):
-    return CliRunner().invoke(app, list(map(str, args)), **extra)
+    return typer.testing.CliRunner().invoke(app, list(map(str, args)), **extra)
 
 
 def run_json(*args, status=0, **extra):

@@ -32,7 +32,7 @@ def test_spaces_between_words_are_shown(steps):
     assert "".join(pieces(OfWords(), steps)) == OfWords().decode([token for step in steps for token in step])
 
 
-@given(st.text(max_size=6), st.lists(st.integers(1, 3), max_size=8))
+@given(st.text("aé日🙂", max_size=6), st.lists(st.integers(1, 3), max_size=8))
 def test_no_character_is_shown_before_its_last_byte(text, sizes):
     shown, rest = IncrementalText(OfBytes()), list(text.encode())
     came = ""
