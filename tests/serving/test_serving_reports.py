@@ -113,34 +113,12 @@ REPORTS = {
     ),
     "a conversation with tools of Anthropic's servers": (
         A,
-        {
-            "messages": [
-                USER,
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
-                        {
-                            "type": "web_search_tool_result",
-                            "tool_use_id": "s",
-                            "content": [{"type": "web_search_result"}],
-                        },
-                        {"type": "text", "text": "a"},
-                        {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "t",
-                            "content": [{"type": "tool_reference", "tool_name": "go"}],
-                        }
-                    ],
-                },
-            ]
-        },
+        turns(
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
+            {"type": "text", "text": "a"},
+            result={"content": [{"type": "tool_reference", "tool_name": "go"}]},
+        ),
     ),
     "ggml-org/llama.cpp#23465, a picture that a tool gave": (
         R,

@@ -19,16 +19,16 @@ LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def model():
-    """One that takes its time on every machine, so that a long text is long."""
+def slow():
+    """A model that takes its time on every machine, so that a long text is long."""
     made = speaking_llama()
     made.register_forward_pre_hook(lambda *args: time.sleep(0.004))
     return made
 
 
 @pytest.fixture(scope="module")
-def open_server(model):
-    with serving(model, tiny.tokenizer()) as running:
+def slow_server(slow):
+    with serving(slow, tiny.tokenizer()) as running:
         yield running
 
 
@@ -44,21 +44,21 @@ def tokens(server):
 
 
 @pytest.mark.parametrize(("path", "stream"), paired(["/v1/completions", "/v1/token_recycling/steps"], [False, True]))
-def test_a_client_that_goes_away_ends_its_generation(open_server, path, stream):
-    before, cancelled = tokens(open_server), generations(open_server)
+def test_a_client_that_goes_away_ends_its_generation(slow_server, path, stream):
+    before, cancelled = tokens(slow_server), generations(slow_server)
     with contextlib.suppress(httpx2.ReadTimeout):
         asked = {**LONG, "stream": stream}
-        with http.stream("POST", f"{open_server.url}{path}", json=asked, timeout=0.6) as answer:
+        with http.stream("POST", f"{slow_server.url}{path}", json=asked, timeout=0.6) as answer:
             for _ in zip(range(16), answer.iter_lines(), strict=False):
                 pass
-    open_server.wait_until_idle()
-    assert generations(open_server) == cancelled + 1
-    assert 3 <= tokens(open_server) - before < 3000
+    slow_server.wait_until_idle()
+    assert generations(slow_server) == cancelled + 1
+    assert 3 <= tokens(slow_server) - before < 3000
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_that_waits_is_given_up_too(model, stream):
-    with serving(model, tiny.tokenizer(), concurrency=1) as server:
+def test_one_that_waits_is_given_up_too(slow, stream):
+    with serving(slow, tiny.tokenizer(), concurrency=1) as server:
         with server.complete(**LONG, stream=True) as running:
             next(iter(running))
             with pytest.raises(Exception, match="timed out"):
@@ -79,9 +79,9 @@ def refused(server, key="none", **more):
     return caught.value
 
 
-def test_too_many_requests(model):
+def test_too_many_requests(slow):
     settings = {"keys": keys("a", "b"), "isolation": "per-key", "max_requests": 2, "max_requests_per_key": 1}
-    with serving(model, tiny.tokenizer(), **settings) as server:
+    with serving(slow, tiny.tokenizer(), **settings) as server:
         a, b = "secret-a", "secret-b"
         with server.complete(a, max_tokens=3500, stream=True) as first:
             next(iter(first))
@@ -94,8 +94,8 @@ def test_too_many_requests(model):
         assert server.complete(a).usage.completion_tokens == 8
 
 
-def test_a_full_server(model, monkeypatch):
-    with serving(model, tiny.tokenizer(), max_requests=1) as server:
+def test_a_full_server(slow, monkeypatch):
+    with serving(slow, tiny.tokenizer(), max_requests=1) as server:
         made = []
         monkeypatch.setattr(server.engine.pool, "make", made.append)
         with server.complete(max_tokens=3500, stream=True) as first:
@@ -145,8 +145,8 @@ def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch):
     assert all(name.startswith("asyncio_") for name in threads)
 
 
-def test_time_is_limited(model):
-    with serving(model, tiny.tokenizer(), timeout=0.4) as server:
+def test_time_is_limited(slow):
+    with serving(slow, tiny.tokenizer(), timeout=0.4) as server:
         error = refused(server, max_tokens=3500)
         assert (error.status_code, error.code) == (504, "timeout")
         assert error.response.headers["x-should-retry"] == "false"
@@ -168,10 +168,10 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin():
 # Steps and metrics
 
 
-def test_steps_put_together_are_the_text(open_server):
-    whole = open_server.complete(max_tokens=40, temperature=0).choices[0].text
+def test_steps_put_together_are_the_text(server):
+    whole = server.complete(max_tokens=40, temperature=0).choices[0].text
     for drafter in ("accelerated", "plain"):
-        (start, *steps, end) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
+        (start, *steps, end) = server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
         assert (start[0], end[0]) == ("start", "end")
         assert "".join("".join(data["texts"]) for _, data in steps) + end[1]["text"] == whole
         assert [data["index"] for _, data in steps] == list(range(len(steps)))
@@ -185,18 +185,17 @@ def test_steps_put_together_are_the_text(open_server):
 
 
 @pytest.mark.parametrize("drafter", ["accelerated", "plain"])
-def test_steps_end_as_completions_do(open_server, drafter):
+def test_steps_end_as_completions_do(server, tokenizer, drafter):
     """With the token that is the last one allowed and an end too, and before a stop string."""
-    tokenizer = open_server.engine.loaded.tokenizer
-    (_, *steps, _) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
+    (_, *steps, _) = server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
     ids = [token for _, data in steps for token in data["tokens"]]
     last = next(place for place in range(4, 40) if ids[place] not in ids[:place])
     whole = tokenizer.decode(ids)
     stop = next(whole[at : at + 2] for at in range(8, 40) if whole.index(whole[at : at + 2]) == at)
     for more in ({"stop_token_ids": [ids[last]]}, {"stop": stop, "max_tokens": 40}, {}):
         asked = {"prompt": "for index in", "max_tokens": last + 1, "temperature": 0, **more}
-        (_, *steps, (_, end)) = open_server.steps(**asked, drafter=drafter)
-        said = open_server.post("/v1/completions", asked).json()
+        (_, *steps, (_, end)) = server.steps(**asked, drafter=drafter)
+        said = server.post("/v1/completions", asked).json()
         assert end["finish_reason"] == said["choices"][0]["finish_reason"] == ("stop" if more else "length")
         shown = "".join("".join(data["texts"]) for _, data in steps) + end["text"]
         assert shown == said["choices"][0]["text"]
