@@ -1,6 +1,7 @@
 """A server whose model says what a test wants, and calls functions."""
 
 import pytest
+import torch
 from support import tiny
 from support.serving import serving
 from support.speaking import TEMPLATE, speaking_llama
@@ -26,6 +27,10 @@ RESPONSES = {
 }
 
 
+WORDS = ["tool_call", '"name": "look"', '"arguments": ']
+"""Tokens of their own, as in tokenizers of real models: calls are long. Other delimiters consist of several tokens."""
+
+
 class Scripted(LogitsProcessor):
     """Lets a model say what a test wants."""
 
@@ -39,15 +44,19 @@ class Scripted(LogitsProcessor):
 
 
 @pytest.fixture(scope="session")
-def model():
+def model(tokenizer):
     made = speaking_llama()
     made.generation_config.eos_token_id = 0
+    made.resize_token_embeddings(len(tokenizer) + 1, mean_resizing=False)
+    with torch.no_grad():
+        made.lm_head.weight[-len(WORDS) - 1 :] = 0  # it says them only where a test or a grammar wants them
     return made
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     made = tiny.tokenizer()
+    made.add_tokens(WORDS)
     made.chat_template, made.response_template = WITH_TOOLS, RESPONSES
     return made
 
