@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.cases import thinned
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from support.runs import check_perfect, check_same, depths_that_pay, drafted_steps, drafts_of, paths_of
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +20,7 @@ from token_recycling.drafters.mtp import Mtp
 from token_recycling.model.compat import MtpCache
 from token_recycling.model.target import Target
 
-(INKLING,) = (one.config for one in RECURRENT if one.family == "inkling_text")
+INKLING = recurrent("inkling_text").config
 EXPERTS: dict[str, Any] = {**MOE, **GROUP}
 FAMILIES = [
     Case("deepseek_v3", config={**EXPERTS, **MLA, "num_mtp_layers": 2}),
@@ -150,8 +150,7 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path):
 
 
 def test_a_target_without_layers_that_fit_is_refused():
-    (case,) = (one for one in RECURRENT if one.family == "bailing_hybrid")
-    hybrid = model_of(case)
+    hybrid = model_of(recurrent("bailing_hybrid"))
     hybrid.config.mtp_layer_types, hybrid.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
     for model, drafter, said in (
         (tiny.llama(), Mtp(), "num_mtp_layers"),

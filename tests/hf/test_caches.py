@@ -21,9 +21,10 @@ from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, name
 from support.batches import batch, turned
 from support.cases import paired, thinned
 from support.further_architectures import BLOCKS
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import RECURRENT, recurrent
 from support.releases import HERE, needs, skip_before
 from support.side_by_side import SideBySide
+from support.slots import assert_same_slots
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 
 import token_recycling as tr
@@ -50,24 +51,6 @@ def of_family(case, kind):
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
     return model
-
-
-def assert_same_slots(ours, wanted, paddings):
-    """Two caches of one kind show the same, but for padding."""
-    assert type(ours) is type(wanted)
-    assert int(ours.get_seq_length()) == int(wanted.get_seq_length())
-    for own, theirs in zip(ours.layers, wanted.layers, strict=True):
-        assert type(own) is type(theirs) or type(ours) is DynamicCache
-        if theirs.keys is None:  # it shares those of another layer
-            continue
-        assert own.keys.shape == theirs.keys.shape
-        dropped = max(0, int(wanted.get_seq_length()) - own.keys.shape[2])
-        for name in ("keys", "values", "indexer_keys"):
-            if getattr(theirs, name, None) is None:
-                continue
-            for row, padding in enumerate(paddings):
-                states = [getattr(layer, name)[row, ..., max(0, padding - dropped) :, :] for layer in (own, theirs)]
-                torch.testing.assert_close(*states, atol=1e-4, rtol=1e-4)
 
 
 def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog):
@@ -199,7 +182,7 @@ def test_two_caches_in_one_are_left_to_transformers():
 
 CONTINUED = [named("llama"), named("gemma2", "window of 8")]
 if HERE >= (5, 14):
-    CONTINUED.append(next(case for case in RECURRENT if case.family == "qwen3_5_text"))
+    CONTINUED.append(recurrent("qwen3_5_text"))
 DRAFTERS = st.sampled_from(["recycling:tree=8", "published", "suffix", "prompt_lookup", "plain"])
 
 
@@ -376,7 +359,7 @@ def test_a_stream_gives_back_what_generate_does(family):
     for _ in tr.stream(model, ids, past_key_values=caches[1], **GREEDY):
         pass
     assert [*map(given_back, caches[1].layers)] == [*map(given_back, caches[0].layers)]
-    assert_same_slots(caches[1], caches[0], [0])
+    assert_same_slots(caches[1], caches[0])
 
 
 @pytest.mark.parametrize(("family", "ended"), paired(["llama", "mistral"], [None, 9, 13]))
@@ -393,7 +376,7 @@ def test_texts_of_one_length_leave_the_slots_of_generate(family, ended):
         wanted = model.generate(ids, **arguments)
         ours = tr.generate(model, ids, **arguments)
         assert torch.equal(ours.sequences, wanted.sequences)
-        assert_same_slots(ours.past_key_values, wanted.past_key_values, [0, 0, 0])
+        assert_same_slots(ours.past_key_values, wanted.past_key_values)
 
 
 @needs(5, 24)

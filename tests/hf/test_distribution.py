@@ -26,7 +26,7 @@ from support.architectures import model_of
 from support.batches import padded
 from support.cases import parameter, thinned
 from support.chi_square import p_value
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 
 import token_recycling as tr
 from token_recycling.drafters.eagle.formats import save_head
@@ -67,7 +67,7 @@ def model():
 @cache
 def hybrid():
     """The same with a layer that keeps a state over the text."""
-    case = next(case for case in RECURRENT if case.family == "qwen3_5_text")
+    case = recurrent("qwen3_5_text")
     return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 

@@ -15,6 +15,7 @@ from support.cases import parameter
 from support.elsewhere import THERE, another_device, put_there
 from support.oracle import Oracle
 from support.running import GoneError
+from support.slots import assert_same_slots
 from transformers import DynamicCache, TextIteratorStreamer
 
 import token_recycling as tr
@@ -110,10 +111,7 @@ def test_a_call_that_fails_leaves_what_generate_leaves(tokenizer, place, what, o
             assert model.acceleration.fallback is None
             assert ours == streamed
             assert torch.equal(after, state)
-            assert own.get_seq_length() == cache.get_seq_length()
-            for layer, theirs in zip(own.layers, cache.layers, strict=True):
-                torch.testing.assert_close(layer.keys.cpu(), theirs.keys, atol=1e-5, rtol=1e-4)
-                torch.testing.assert_close(layer.values.cpu(), theirs.values, atol=1e-5, rtol=1e-4)
+            assert_same_slots(own, cache, atol=1e-5)
 
 
 def test_a_text_that_outgrows_the_positions_of_a_model_fails_with_the_token_of_generate():

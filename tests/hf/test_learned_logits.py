@@ -14,7 +14,7 @@ from support.architectures import VOCABULARY, model_of
 from support.batches import padded
 from support.cases import paired
 from support.oracle import Oracle
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from support.releases import skip_before
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -163,7 +163,7 @@ def assert_of_prompts(model, prompts, seen):
 def test_states_of_prompts_that_are_read_with_the_first_draft(family):
     """As models with recurrent states read those of a batch."""
     skip_before(5, 14)
-    hybrid = model_of(next(case for case in RECURRENT if case.family == family))
+    hybrid = model_of(recurrent(family))
     prompts = [tiny.prompt(seed, length)[0] % VOCABULARY for seed, length in enumerate(LENGTHS)]
     watched = Watched(tr.make_drafter("plain"))
     tr.generate(hybrid, drafter=watched, **padded(prompts), max_new_tokens=4, do_sample=False, pad_token_id=0)

@@ -11,7 +11,7 @@ from support.cases import thinned
 from support.drafters import example
 from support.noting import own
 from support.oracle import Oracle
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 
 import token_recycling as tr
 from token_recycling.model.target import Target
@@ -94,7 +94,7 @@ def test_other_surfaces_and_plain_passes_among_them(model):
         *architectures.chosen(
             case for case in architectures.BORDERS if "rotary" in str(case) or "longrope" in str(case)
         ),
-        *(case for case in RECURRENT if case.family == "qwen3_5_text"),
+        recurrent("qwen3_5_text"),
     ],
     ids=str,
 )
@@ -110,8 +110,7 @@ def test_models_whose_passes_change_them_decode_one_text_at_a_time(case):
 
 def test_a_first_pass_of_a_hybrid_within_the_first_of_another_thread():
     """Where a layer that keeps a state ends is found in its first pass over a tree, here of both calls at once."""
-    (case,) = (case for case in RECURRENT if case.family == "qwen3_5_text")
-    model, ids = architectures.model_of(case), tiny.prompt(0, 5, architectures.VOCABULARY)
+    model, ids = architectures.model_of(recurrent("qwen3_5_text")), tiny.prompt(0, 5, architectures.VOCABULARY)
     wanted, others, texts = model.generate(ids, max_new_tokens=NEW), [], []
 
     def in_between(part, args, output):

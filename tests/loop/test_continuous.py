@@ -18,7 +18,7 @@ from support.cases import thinned
 from support.chi_square import fit
 from support.drafters import NAMES, example
 from support.oracle import Oracle
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from support.running import GoneError, Texts, alone
 from support.runs import fix_costs
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
@@ -146,7 +146,7 @@ def test_every_drafter_drafts_among_others(model, name, tmp_path):
 FAMILIES = [
     *map(named, ("gpt2", "bloom")),
     *(named(family, "window of 8") for family in ("gemma3_text", "mistral", "gpt_oss")),
-    *(case for case in RECURRENT if case.family in ("qwen3_next", "falcon_h1", "lfm2", "mamba2")),
+    *map(recurrent, ("qwen3_next", "falcon_h1", "lfm2", "mamba2")),
 ]
 EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1")
 
@@ -221,7 +221,7 @@ def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_oth
     """Beside a longer text, so that there are states for its last tokens, of something else. Of slots alone
     `hf/test_long_prompts.py` says it.
     """
-    model = architectures.model_of(next(case for case in RECURRENT if case.family == "falcon_h1"))
+    model = architectures.model_of(recurrent("falcon_h1"))
     texts = Texts(model)
     prefixes = PrefixCache(texts.batch.target, 10**8).of("")
     texts.join(tiny.prompt(0, 90), 400, "plain")

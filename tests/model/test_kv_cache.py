@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.cases import paired
 from support.releases import needs
+from support.slots import assert_same_slots
 from transformers import DynamicCache
 
 import token_recycling as tr
@@ -25,19 +26,12 @@ def rebuilt(model, text):
     return cache
 
 
-def assert_same(cache, wanted):
-    assert cache.get_seq_length() == wanted.get_seq_length()
-    for ours, theirs in zip(cache.layers, wanted.layers, strict=True):
-        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-4)
-
-
 def after_each_step(model, ids, cache, **arguments):
     """Runs `stream` and compares the cache with a rebuilt one after every step; returns the number of steps."""
     text, count = ids, 0
     for count, step in enumerate(tr.stream(model, ids, past_key_values=cache, **arguments), start=1):  # noqa: B007
         text = torch.cat([text, torch.tensor([step.tokens])], dim=1)
-        assert_same(cache, rebuilt(model, text))
+        assert_same_slots(cache, rebuilt(model, text), atol=1e-5)
     return count
 
 
@@ -84,13 +78,13 @@ def test_transformers_own_operations_work_on_a_kept_cache(model, operation):
     operation(cache)
     operation(wanted)
     if wanted.get_seq_length():
-        assert_same(cache, wanted)
+        assert_same_slots(cache, wanted, atol=1e-5)
     batch = wanted.layers[0].keys.shape[0] if wanted.get_seq_length() else 1
     following = tiny.prompt(1, 3).expand(batch, 3)
     with torch.no_grad():
         ours, theirs = (model(input_ids=following, past_key_values=each).logits for each in (cache, wanted))
     torch.testing.assert_close(ours, theirs)
-    assert_same(cache, wanted)
+    assert_same_slots(cache, wanted, atol=1e-5)
 
 
 def test_a_cache_longer_than_the_text_is_refused(model):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.architectures import model_of, named
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from support.releases import needs
 
 from token_recycling.model import prefixes
@@ -20,7 +20,7 @@ from token_recycling.model.support import ready
 FAMILIES = [
     named("llama", ""),
     named("deepseek_v32", "8 keys a query"),
-    *(pytest.param(case, marks=needs(5, 14)) for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
+    *(pytest.param(recurrent(family), marks=needs(5, 14)) for family in ("qwen3_5_text", "mamba")),
 ]
 
 

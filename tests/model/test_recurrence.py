@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.architectures import model_of
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from support.releases import needs
 from support.strategies import trees
 from transformers.cache_utils import Cache, DynamicCache
@@ -30,10 +30,6 @@ BRANCHED = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 TEXT = torch.randint(1, 96, (14,), generator=torch.Generator().manual_seed(1))
 
 
-def case_of(family):
-    return next(case for case in RECURRENT if case.family == family)
-
-
 def states_of(cache):
     kept = [states for layer in cache.states.layers for states in (layer.conv_states, layer.recurrent_states)]
     return [state for states in kept for state in states.values() if state is not None]
@@ -50,12 +46,12 @@ def after(target, prompt, tokens):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def target(request):
-    return Target(model_of(case_of(request.param)))
+    return Target(model_of(recurrent(request.param)))
 
 
 @pytest.fixture(scope="module")
 def hybrid():
-    return Target(model_of(case_of("qwen3_5_text")))
+    return Target(model_of(recurrent("qwen3_5_text")))
 
 
 def test_a_family_that_is_not_listed_passes_the_self_test(hybrid):
@@ -174,7 +170,7 @@ def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
 
 
 def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
-    target = Target(model_of(case_of("mamba2")))
+    target = Target(model_of(recurrent("mamba2")))
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
     assert cache.length == len(TEXT)

@@ -110,6 +110,12 @@ RECURRENT = [
     ),
 ]
 
+
+def recurrent(family: str) -> Case:
+    """The supported case of a family whose layers keep a state."""
+    return next(case for case in RECURRENT if case.family == family)
+
+
 RECURRENT_REFUSED = [
     Case(
         "qwen4_exp_text",

@@ -9,6 +9,7 @@ from support.cases import paired
 from support.drafters import NAMES, Garbage, example
 from support.oracle import Oracle
 from support.runs import decoded, plain
+from support.slots import assert_same_slots
 from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
@@ -168,9 +169,7 @@ def test_endings_are_those_of_generate(model):
             ours = tr.generate(model, tiny.prompt(seed, 8), drafter="recycling:tree=12", fast=True, **how)
             assert torch.equal(ours.sequences, wanted.sequences)
             assert ours.past_key_values.get_seq_length() == wanted.sequences.shape[1] - 1
-            for own, theirs in zip(ours.past_key_values.layers, wanted.past_key_values.layers, strict=True):
-                assert torch.allclose(own.keys, theirs.keys, atol=1e-5)
-                assert torch.allclose(own.values, theirs.values, atol=1e-5)
+            assert_same_slots(ours.past_key_values, wanted.past_key_values, atol=1e-5)
 
 
 @pytest.mark.parametrize("more", [0, 3])

@@ -8,7 +8,7 @@ import torch
 from support import tiny
 from support.architectures import model_of, named
 from support.cases import thinned
-from support.recurrent_architectures import RECURRENT
+from support.recurrent_architectures import recurrent
 from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
@@ -34,7 +34,7 @@ class Unknown(LogitsProcessor):
 MODELS = {
     "was not tested": lambda: tiny.unknown(tiny.llama()),
     "has ALiBi": lambda: model_of(named("bloom")),
-    "recurrent layers": lambda: model_of(next(case for case in RECURRENT if case.family == "bamba")),
+    "recurrent layers": lambda: model_of(recurrent("bamba")),
     "computes differently by length": lambda: model_of(named("llama", "dynamic rotary scaling from 32")),
 }
 """Models whose passes cannot be captured, by the reason."""

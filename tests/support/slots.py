@@ -1,0 +1,31 @@
+"""What two caches hold, compared slot by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import Cache, DynamicCache
+
+
+def assert_same_slots(
+    ours: Cache, wanted: Cache, paddings: Sequence[int] | None = None, atol: float = 1e-4, rtol: float = 1e-4
+) -> None:
+    """Two caches of one kind show the same, but for as much padding before each row; none if nothing is said."""
+    assert type(ours) is type(wanted)
+    length = int(wanted.get_seq_length())
+    assert int(ours.get_seq_length()) == length
+    for own, theirs in zip(ours.layers, wanted.layers, strict=True):
+        assert type(own) is type(theirs) or type(ours) is DynamicCache
+        if getattr(theirs, "keys", None) is None:  # it shares those of another layer, or has none
+            continue
+        assert own.keys.shape == theirs.keys.shape
+        dropped = max(0, length - own.keys.shape[2])
+        for name in ("keys", "values", "indexer_keys"):
+            if getattr(theirs, name, None) is None:
+                continue
+            for row, padding in enumerate(paddings or [0] * len(theirs.keys)):
+                states = [
+                    getattr(layer, name)[row, ..., max(0, padding - dropped) :, :].cpu() for layer in (own, theirs)
+                ]
+                torch.testing.assert_close(*states, atol=atol, rtol=rtol)
