@@ -40,7 +40,7 @@ import token_recycling as tr
 from token_recycling.model.compat import replaced_kernels
 from token_recycling.model.foreign.search import replaced_in_libraries
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 IDS = tiny.prompt(1, 5).repeat(1, 2)
 
 Call = Callable[[LlamaForCausalLM], Any]
@@ -426,7 +426,7 @@ def length_of_the_cache(model):
     cache = DynamicCache(config=model.config)
     return {
         "past_key_values": cache,
-        "stopping_criteria": [lambda ids, scores: torch.tensor([cache.get_seq_length() >= 20])],
+        "stopping_criteria": [lambda ids, scores: torch.tensor([cache.get_seq_length() >= 15])],
     }
 
 
@@ -461,7 +461,7 @@ def test_code_of_a_call_that_shares_state_with_the_model(bring):
         return model.generate(IDS, **{**GREEDY, **bring(model)})
 
     wanted = SideBySide(llama).assert_same(call, SHARED[bring])
-    assert not torch.equal(wanted, greedy(llama())) or bring is length_of_the_cache
+    assert not torch.equal(wanted, greedy(llama()))
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -470,7 +470,7 @@ def test_a_processor_that_changes_a_library(by_name, monkeypatch):
     plain = functional.silu
 
     def scaled(states, **_):
-        return plain(states) * 1.5
+        return plain(states) * 3
 
     def by_global(ids, scores):
         functional.silu = scaled if int(ids[0, -1]) % 2 else plain

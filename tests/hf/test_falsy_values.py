@@ -11,7 +11,7 @@ from support.side_by_side import SideBySide
 
 import token_recycling as tr
 
-NEW = 18
+NEW = 12
 ENDS = [0, [0], [0, 5], [5, 0], torch.tensor([0]), None, 63]
 
 
