@@ -190,20 +190,6 @@ def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, 
             assert texts() == wanted, name
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 1}, {"min_p": 1.0}])
-def test_cuts_leave_the_likeliest(server, cut):
-    greedy = completion(server, temperature=0).choices[0].text
-    assert completion(server, temperature=5, **cut).choices[0].text == greedy
-    assert completion(server, temperature=5, seed=1).choices[0].text != greedy
-
-
-def test_nothing_is_cut_unless_asked(server, model, tokenizer):
-    """transformers' own default draws from the 50 likeliest."""
-    choices = completion(server, temperature=100, seed=0, n=4, max_tokens=60).choices
-    seen = {token for choice in choices for token in tokenizer(choice.text).input_ids}
-    assert len(seen) > 100
-
-
 # Several texts
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from support import architectures, tiny
+from support.openai_answers import completion, streamed_completion
 from support.serving import matrix_path, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
@@ -38,31 +39,55 @@ def at_once(*calls):
         return list(pool.map(lambda call: call(), calls))
 
 
-def answers(server):
-    """Completions and steps with and without a stop string, each as text, reason, length and scores."""
-    found, asked = [], {"prompt": "for index in", "temperature": 0, "max_tokens": 24}
-    for stop in (None, server.complete(**asked).choices[0].text[6:9]):
-        answer = server.complete(**asked, logprobs=0, stop=stop)
-        (choice,), (*_, (name, end)) = answer.choices, (events := server.steps(**asked, stop=stop))
-        steps = [data for kind, data in events if kind == "step"]
-        assert all(len(step["texts"]) == len(step["tokens"]) for step in steps)
-        text = "".join("".join(step["texts"]) for step in steps) + end["text"]
-        assert (name, text, end["finish_reason"]) == ("end", choice.text, choice.finish_reason)
-        length = answer.usage.completion_tokens
-        assert end["usage"]["completion_tokens"] == length
-        found.append((text, choice.finish_reason, length, pytest.approx(choice.logprobs.token_logprobs, abs=1e-3)))
+ASKED = {"prompt": "for index in", "temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def endings(server, tokenizer):
+    """Requests that end by length, by a stop string, by an id, and by the id that is the last token allowed, too."""
+    (_, *steps, _) = server.steps(**ASKED)
+    tokens = [token for _, data in steps for token in data["tokens"]]
+    last = next(place for place in range(4, 24) if tokens[place] not in tokens[:place])
+    by_id = {**ASKED, "stop_token_ids": [tokens[last]]}
+    return ASKED, {**ASKED, "stop": [tokenizer.decode(tokens)[6:9], "never"]}, by_id, {**by_id, "max_tokens": last + 1}
+
+
+def answers(server, bodies):
+    """Each as a completion, a stream and steps have it: the text, why it ended, usage and scores."""
+    found = []
+    for body in bodies:
+        answer, parts = completion(server, **body, logprobs=0), streamed_completion(server, **body)
+        (_, *steps, (name, end)) = server.steps(**body)
+        (choice,), usage = answer.choices, answer.usage.model_dump()
+        assert all(len(data["texts"]) == len(data["tokens"]) for _, data in steps)
+        shown = "".join("".join(data["texts"]) for _, data in steps) + end["text"]
+        assert (name, shown, end["finish_reason"]) == ("end", choice.text, choice.finish_reason)
+        assert "".join(part.choices[0].text for part in parts) == choice.text
+        assert parts[-1].choices[0].finish_reason == choice.finish_reason
+        counts = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        assert counts == {name: end["usage"][name] for name in counts}
+        scores = pytest.approx(choice.logprobs.token_logprobs, abs=1e-3)
+        found.append((choice.text, choice.finish_reason, counts, scores))
     return found
 
 
-def test_answers_are_the_same_however_they_are_decoded(server, model, tokenizer, monkeypatch):
+def drawn(server):
+    body = {"prompt": ["for index in", "import os"], "temperature": 1.2, "seed": 7, "n": 2, "max_tokens": 12}
+    return [choice.text for choice in completion(server, **body).choices]
+
+
+def test_answers_are_the_same_however_they_are_decoded(server, model, tokenizer, endings, monkeypatch):
     """Among others, alone, and by transformers' own loop, which calls streamers before criteria."""
-    together = answers(server)
-    assert [reason for _, reason, *_ in together] == ["length", "stop"]
+    together, texts = answers(server, endings), drawn(server)
+    assert [reason for _, reason, *_ in together] == ["length", "stop", "stop", "stop"]
+    assert len({*texts}) == 4
+    wanted = [(*said, scores.expected) for *said, scores in together]
     with serving(model, tokenizer, concurrency=1) as alone:
-        assert answers(alone) == [(*said, scores.expected) for *said, scores in together]
+        assert answers(alone, endings) == wanted
+        assert [drawn(alone), drawn(alone)] == [texts] * 2
         why_not = "token_recycling.hf.call.GenerateCall.why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
-        assert answers(alone) == [(*said, scores.expected) for *said, scores in together]
+        assert answers(alone, endings) == wanted
 
 
 def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeypatch):

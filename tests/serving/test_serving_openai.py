@@ -27,9 +27,7 @@ def complete(client, prompt=PROMPT, **more):
     return client.completions.create(**{"model": "tiny", "prompt": prompt, "max_tokens": 24, **more})
 
 
-def test_temperature_draws_and_equal_seeds_give_equal_texts(client):
-    drawn = [complete(client, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+def test_without_a_seed_texts_differ(client):
     for sampled in ({"temperature": 1.5}, {"top_p": 0.99}):
         assert len({complete(client, **sampled).choices[0].text for _ in range(3)}) > 1
 

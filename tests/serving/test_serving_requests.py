@@ -184,25 +184,6 @@ def test_steps_put_together_are_the_text(server):
         assert (len(steps) == 40) == (drafter == "plain")
 
 
-@pytest.mark.parametrize("drafter", ["accelerated", "plain"])
-def test_steps_end_as_completions_do(server, tokenizer, drafter):
-    """With the token that is the last one allowed and an end too, and before a stop string."""
-    (_, *steps, _) = server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
-    ids = [token for _, data in steps for token in data["tokens"]]
-    last = next(place for place in range(4, 40) if ids[place] not in ids[:place])
-    whole = tokenizer.decode(ids)
-    stop = next(whole[at : at + 2] for at in range(8, 40) if whole.index(whole[at : at + 2]) == at)
-    for more in ({"stop_token_ids": [ids[last]]}, {"stop": stop, "max_tokens": 40}, {}):
-        asked = {"prompt": "for index in", "max_tokens": last + 1, "temperature": 0, **more}
-        (_, *steps, (_, end)) = server.steps(**asked, drafter=drafter)
-        said = server.post("/v1/completions", asked).json()
-        assert end["finish_reason"] == said["choices"][0]["finish_reason"] == ("stop" if more else "length")
-        shown = "".join("".join(data["texts"]) for _, data in steps) + end["text"]
-        assert shown == said["choices"][0]["text"]
-        for counted in ("prompt_tokens", "completion_tokens", "total_tokens"):
-            assert end["usage"][counted] == said["usage"][counted]
-
-
 def test_metrics_count_what_usage_says(model):
     with serving(model, tiny.tokenizer()) as server:
         usages = [server.complete(max_tokens=15, temperature=0, n=2).usage for _ in range(3)]
@@ -234,27 +215,3 @@ def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
         assert not said["accelerated"]
         assert said["not_accelerated_because"] == "expected better weather"
         assert server.metrics()["token_recycling_not_accelerated_total"] == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_output_of_transformers_own_loop_is_read_the_same(model, monkeypatch, stream):
-    """That loop streams a token before it evaluates the stopping criteria; ours does so after it."""
-
-    def answers(server):
-        said = server.complete(max_tokens=24, temperature=0).choices[0].text
-        for more in (
-            {},
-            {"stop": said[7:10]},
-            {"stop": [said[4:6], "never"], "logprobs": 1},
-            {"logprobs": 0, "echo": True},
-        ):
-            answer = server.complete(max_tokens=24, temperature=0, **more, stream=stream)
-            choices = [event.choices[0] for event in answer] if stream else answer.choices
-            tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens]
-            yield "".join(choice.text for choice in choices), tokens, choices[-1].finish_reason
-
-    with serving(model, tiny.tokenizer()) as server:
-        accelerated = list(answers(server))
-        monkeypatch.setattr("token_recycling.hf.call.GenerateCall.why_not", lambda call, model: "a reason")
-        assert list(answers(server)) == accelerated
-    assert [reason for _, _, reason in accelerated] == ["length", "stop", "stop", "length"]
