@@ -80,12 +80,19 @@ def stopping(after):
     return events, hook
 
 
-HOT = {"specs": ("generate", "recycling:tree=chain:3")}
-
-
-@pytest.mark.parametrize("after", thinned([17, 5], 2))
-def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, after):
-    where, asked = benching.setup(repeats=2, max_new_tokens=12), plan(3, **HOT)
+@pytest.mark.parametrize(
+    ("spec", "replay", "after"),
+    thinned(
+        [
+            ("recycling:tree=chain:3", True, 17),
+            ("forced:recycling:tree=chain:3", False, 4),
+            ("recycling:tree=chain:3", True, 5),
+        ],
+        kept=lambda case: case[2] != 5,
+    ),
+)
+def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, after):
+    where, asked = benching.setup(repeats=2, max_new_tokens=12), plan(3, replay, ("generate", spec))
     wanted = benching.run(where, asked, tmp_path / "whole")
     _, hook = stopping(after)
     with pytest.raises(Stop):
@@ -98,15 +105,11 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, after):
     # Nothing that was measured is measured again.
     measured = sum(one.phase == "measuring" and one.outcomes is not None for one in events)
     assert measured == asked.calls(2) - 2 * len(before)
-
-
-def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
-    """What the test before relies on: the last prompt alone takes other steps than after the others."""
-    where = benching.setup(max_new_tokens=12)
-    last = benching.run(where, plan(replay=False, **HOT), tmp_path / "all")[-1]
-    alone = benching.plan(HOT["specs"][1:], benching.questions()[-1:], False)
-    assert last["method"] == HOT["specs"][1]
-    assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] != last["steps"]
+    # Hot drafters make a difference that resuming must keep: the last prompt alone takes other steps than after others.
+    alone = benching.run(where, benching.plan([spec], benching.questions(3)[-1:], False), tmp_path / "alone")[-1]
+    *_, last = (row for row in wanted if row["mode"] == "generate")
+    assert last["method"] == alone["method"] == spec
+    assert last["steps"] != alone["steps"]
 
 
 def test_a_line_cut_short_is_measured_again_and_a_finished_run_measures_nothing(tmp_path):
@@ -236,13 +239,3 @@ def test_forced_methods_decode_the_output_of_generate(tmp_path, monkeypatch):
         assert [(one["tokens"], one["identical"], one["failure"]) for one in found[spec]] == [(NEW, None, None)] * 2
         assert [one["repeated_4grams"] for one in found[spec]] == [one["repeated_4grams"] for one in found["generate"]]
     assert found["plain"][0]["repeated_4grams"] != found["generate"][0]["repeated_4grams"]
-
-
-def test_forced_methods_keep_what_they_learned_when_a_run_resumes(tmp_path):
-    specs = ("generate", "forced:recycling:tree=chain:3")
-    where, made = benching.setup(max_new_tokens=12), plan(3, False, specs)
-    wanted = benching.run(where, made, tmp_path / "whole")
-    _, hook = stopping(4)
-    with pytest.raises(Stop):
-        benching.run(where, made, tmp_path / "parts", hook)
-    assert benching.timeless(benching.run(where, made, tmp_path / "parts")) == benching.timeless(wanted)

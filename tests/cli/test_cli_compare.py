@@ -1,4 +1,4 @@
-"""`token-recycling compare`, and how steps are told apart in a text."""
+"""`token-recycling compare`."""
 
 import json
 import re
@@ -10,7 +10,6 @@ import torch
 from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
-from token_recycling._util.text_stream import IncrementalText, decoded, pieces
 from token_recycling.bench.methods import Transformers
 
 FIXED = ("--drafter", "recycling:tree=8")
@@ -119,15 +118,3 @@ def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
     assert text.exit_code == 1
     assert "first divergence: token" in text.stdout
     assert text.stdout.splitlines()[-1] == "identical: no"
-
-
-@pytest.mark.parametrize("text", ["naïve 日本語 🙂!", "plain", "", "ends inside \N{SNOWMAN}"])
-def test_pieces_hold_back_parts_of_characters(loaded, text):
-    tokens = loaded.tokenizer(text)["input_ids"]
-    if text.endswith("\N{SNOWMAN}"):
-        tokens = tokens[:-1]
-    found = pieces(loaded.tokenizer, [[token] for token in tokens])
-    assert len(found) == len(tokens)
-    assert "".join(found) == decoded(loaded.tokenizer, tokens)
-    shown = IncrementalText(loaded.tokenizer)
-    assert all("\N{REPLACEMENT CHARACTER}" not in shown.push([token]) for token in tokens)

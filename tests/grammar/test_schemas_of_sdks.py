@@ -284,22 +284,26 @@ def test_what_cannot_be_enforced_is_named(name):
         compiled(TOKENIZER, "json_schema", schema)
 
 
-@pytest.mark.parametrize("bits", [8, 16, 32, 64])
-@pytest.mark.parametrize("sign", ["", "u"])
-def test_integers_of_a_format_are_within_its_bounds(sign, bits):
-    """Of 64 bits, as far as llguidance can tell."""
-    grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "format": f"{sign}int{bits}"})
-    least, most = (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    nearly = [min(most, 2**63 - 1024), max(least, 1024 - 2**63), 0]
+NEAR_64 = 2**63 - 1024
+"""As far as llguidance can tell numbers of 64 bits apart."""
+BOUNDS = {
+    **{f"int{bits}": ({"format": f"int{bits}"}, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": ({"format": f"uint{bits}"}, 0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    "64 bits of Rust and Go": ({"minimum": -(2**63), "maximum": 2**63 - 1}, -(2**63), 2**63 - 1),
+    "an unsigned one of 64": ({"minimum": 0, "maximum": 2**64 - 1}, 0, 2**64 - 1),
+    "a float next to 64": ({"minimum": -(2.0**63) + 1024, "maximum": 2.0**63 - 1024}, -NEAR_64, NEAR_64),
+    "an integer next to 64": ({"minimum": 2 - 2**63, "maximum": 2**63 - 2}, -NEAR_64, NEAR_64),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_integers_are_within_their_bounds(name):
+    keywords, least, most = BOUNDS[name]
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", **keywords})
+    nearly = [min(most, NEAR_64), max(least, -NEAR_64), 0]
+    beyond = [2**63 - 1, 1 - 2**63] if most == NEAR_64 else [most + 1, least - 1]
     assert [admits(grammar, str(number)) for number in nearly] == [True] * 3
-    assert [admits(grammar, str(number)) for number in (most + 1, least - 1)] == [False] * 2
-
-
-def test_a_bound_next_to_64_bits_is_held():
-    for bound in (2.0**63 - 1024, 2**63 - 2):
-        grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "minimum": -bound, "maximum": bound})
-        assert admits(grammar, str(2**63 - 1024)), bound
-        assert not any(admits(grammar, str(number)) for number in (2**63 - 1, 1 - 2**63)), bound
+    assert [admits(grammar, str(number)) for number in beyond] == [False] * 2
 
 
 ADMITTED = {
