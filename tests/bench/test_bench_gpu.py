@@ -40,12 +40,7 @@ def test_bars_are_judged_by_the_times():
     assert written == ["5.00 pass", "1.25 pass", "1.10 pass", "2.3% pass", "2.45 pass", "12.27 pass"]
     assert [judged(bar, Times(rows[:3])) for bar in BARS] == ["5.00 pass", "1.25 pass", "-", "-", "-", "-"]
     rows[3]["seconds"] = 0.006
-    assert [judged(bar, Times(rows)) for bar in BARS][2:] == [
-        "1.50 FAIL",
-        "28.3% FAIL",
-        "1.80 FAIL",
-        "9.00 pass",
-    ]
+    assert [judged(bar, Times(rows)) for bar in BARS][2:] == ["1.50 FAIL", "28.3% FAIL", "1.80 FAIL", "9.00 pass"]
 
 
 def test_waiting_is_what_no_operation_covers():

@@ -33,12 +33,7 @@ def test_a_row_for_every_method_and_prompt(tmp_path):
         assert one["mat"] == one["tokens"] / one["steps"]
         assert sum(int(length) * count for length, count in one["lengths"].items()) == one["tokens"]
         assert (one["version"], one["batch"]) == (1, 1)
-        assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == (
-            "texts",
-            0,
-            NEW,
-            None,
-        )
+        assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == ("texts", 0, NEW, None)
         assert one["environment"]["model"] == "tiny"
     for rows in generated.values():
         assert all(one["tokens"] == NEW for one in rows)

@@ -73,12 +73,7 @@ def test_a_text_at_the_end_of_the_context(llm, model):
 
 
 @pytest.mark.parametrize(
-    "warps",
-    [
-        {"temperature": 0.7},
-        {"temperature": 1.3, "top_k": 3},
-        {"temperature": 1.0, "top_p": 0.7, "top_k": 6},
-    ],
+    "warps", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7, "top_k": 6}]
 )
 def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
     """Three tokens after a prompt, 2,000 times: the second and third are drafted, and verified by vLLM."""

@@ -168,11 +168,7 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
     def drafted(slow):
         masks_of_a_slow_library(monkeypatch, slow)
         steps = tr.stream(
-            model,
-            PROMPT,
-            max_new_tokens=24,
-            logits_processor=[LogitsProcessor(compiled)],
-            reproducible=reproducible,
+            model, PROMPT, max_new_tokens=24, logits_processor=[LogitsProcessor(compiled)], reproducible=reproducible
         )
         return [(step.draft.parents.tolist(), step.draft.tokens.tolist(), step.tokens) for step in steps]
 

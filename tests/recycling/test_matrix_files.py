@@ -199,11 +199,7 @@ IDS = published().candidates
 NUMBERS = IDS.clone()
 NUMBERS[49, 3] = -1
 ARRAYS = ("shares", "context_keys", "context_candidates", "context_shares", "calibration", "history")
-CHANGES = [
-    lambda held: held[:, None],
-    lambda held: held.to(torch.float64),
-    lambda held: held.to(torch.int8),
-]
+CHANGES = [lambda held: held[:, None], lambda held: held.to(torch.float64), lambda held: held.to(torch.int8)]
 """What no array may become: another shape, and numbers of other types."""
 DAMAGED = [
     (published, {"candidates": IDS.long()}, {}, "int64"),

@@ -26,10 +26,7 @@ def test_more_connections_than_it_takes_get_503(model):
 
 
 def test_events_do_not_wait_for_the_receipt_of_those_before(model):
-    with (
-        serving(model, tiny.tokenizer()) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=5),
-    ):
+    with serving(model, tiny.tokenizer()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5):
         wait_for(lambda: server.server.server_state.connections)
         (connection,) = server.server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")

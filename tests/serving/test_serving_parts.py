@@ -125,8 +125,7 @@ class MarkedLetters:
 
 
 @given(
-    st.lists(st.integers(0, 2), max_size=8),
-    st.lists(st.text("ab*", min_size=1, max_size=3), min_size=1, max_size=2),
+    st.lists(st.integers(0, 2), max_size=8), st.lists(st.text("ab*", min_size=1, max_size=3), min_size=1, max_size=2)
 )
 def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens, stops):
     """With the token that completes it, be it the last one allowed; special tokens are written and not shown."""

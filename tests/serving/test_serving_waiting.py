@@ -171,10 +171,7 @@ def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypa
             assert "context length is unknown" in str(engine.slots)
     # transformers' own draws from the generator of the whole process: no seed would hold.
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
-    with (
-        contextlib.closing(stated(model, concurrency=2)) as engine,
-        pytest.raises(RuntimeError, match="prompt lookup"),
-    ):
+    with contextlib.closing(stated(model, concurrency=2)) as engine, pytest.raises(RuntimeError, match="prompt lookup"):
         asyncio.run(engine.warm_up())
     with serving(model, tiny.tokenizer()) as server:
         assert "assisted generation" in str(server.engine.slots)
