@@ -97,8 +97,8 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
 
 
 def test_compare_starts_cold_and_stays_hot(tiny_model_dir):
-    once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 40, *FIXED)["prompts"]
-    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, *FIXED)["stats"]["steps"]
+    once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 24, *FIXED)["prompts"]
+    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, *FIXED)["stats"]["steps"]
     assert once["stats"]["steps"] == cold
     assert again["stats"]["steps"] < cold
 

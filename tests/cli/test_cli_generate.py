@@ -16,29 +16,29 @@ pytestmark = pytest.mark.core
 
 
 def test_generate_equals_transformers(loaded, tiny_model_dir):
-    found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
-    assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=40, do_sample=False)
+    found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24)
+    assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=24, do_sample=False)
     assert found["text"] == decoded(loaded.tokenizer, found["tokens"])
     assert found["stats"]["tokens"] == len(found["tokens"])
     assert found["stats"]["steps"] > 0
     assert found["interrupted"] is False
-    streamed = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    streamed = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24)
     assert (streamed.exit_code, streamed.stdout) == (0, f"{found['text']}\n")
 
 
 def test_sampling_equals_transformers(loaded, tiny_model_dir):
     torch.manual_seed(3)
-    expected = reference(loaded, PROMPT, max_new_tokens=30, do_sample=True, temperature=0.7, top_p=0.9, top_k=20)
-    options = ("--temperature", 0.7, "--top-p", 0.9, "--top-k", 20, "--max-new-tokens", 30)
+    expected = reference(loaded, PROMPT, max_new_tokens=12, do_sample=True, temperature=0.7, top_p=0.9, top_k=20)
+    options = ("--temperature", 0.7, "--top-p", 0.9, "--top-k", 20, "--max-new-tokens", 12)
     assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 3)["tokens"] == expected
     assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 4)["tokens"] != expected
 
 
 def test_stop_string_ends_the_text(loaded, tiny_model_dir):
-    whole = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    whole = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24)
     stop = next(char for char in whole["text"] if char.isascii())
     found = run_json(
-        "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--stop", "never there", "--stop", stop
+        "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, "--stop", "never there", "--stop", stop
     )
     assert len(found["tokens"]) < len(whole["tokens"])
     assert stop in decoded(loaded.tokenizer, found["tokens"][-1:])
@@ -52,7 +52,7 @@ def test_an_output_follows_a_schema(tiny_model_dir, tmp_path):
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(schema))
     for given in (json.dumps(schema), file):
-        found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--schema", given)
+        found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, "--schema", given)
         jsonschema.validate(json.loads(found["text"]), schema)
     for given, word in (
         ('{"type": "array", "uniqueItems": true}', "#/uniqueItems"),
@@ -138,7 +138,7 @@ def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
 
 def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
     file = tmp_path / "new" / "matrix.safetensors"
-    options = ("--max-new-tokens", 40, "--matrix", file)
+    options = ("--max-new-tokens", 24, "--matrix", file)
     cold = run_json("generate", tiny_model_dir, PROMPT, *options)
     tensors, header = read_matrix_file(file)
     assert header["tokenizer"] == fingerprint(loaded.tokenizer)
@@ -176,7 +176,7 @@ def test_what_warm_taught_is_kept_and_used(tiny_model_dir, tmp_path, monkeypatch
     found = run_json("warm", tiny_model_dir, "--minutes", 0.002, "--output", file)
     assert file.is_file()
     assert (found["file"], found["texts"] > 0, found["tokens"] > 0) == (str(file), True, True)
-    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24)
     assert run("warm", tiny_model_dir, "--minutes", 0.002).exit_code == 0
-    warm = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--drafter", "recycling:warmed=true")
+    warm = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, "--drafter", "recycling:warmed=true")
     assert warm["tokens"] == cold["tokens"]

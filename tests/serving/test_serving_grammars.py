@@ -114,7 +114,7 @@ def an_object(**properties):
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
+WORD = {"type": "string", "pattern": "^[a-z]{1,3}$"}
 SCHEMAS = [
     an_object(name=WORD, tags={"type": "array", "items": WORD, "minItems": 1, "maxItems": 3}),
     an_object(count={"type": "integer", "minimum": 3, "maximum": 70}, unit={"enum": ["kg", "m", "s"]}),

@@ -94,12 +94,13 @@ def test_sampling_is_that_of_generate(server, model, tokenizer, sampling):
     how = {"do_sample": False}
     if sampling.get("temperature") != 0:
         how = {"do_sample": True, "temperature": 1.0, **sampling, "top_k": max(0, sampling.get("top_k", 0))}
-    for seed in range(3):
+    body = {"prompt": PROMPT, "max_tokens": 12, "seed": 0, "n": 3, **sampling}
+    choices = server.post("/v1/completions", body).json()["choices"]
+    for seed, choice in enumerate(choices):
         torch.manual_seed(seed)
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, pad_token_id=0, **how)
-        body = {"prompt": PROMPT, "max_tokens": 12, "seed": seed, **sampling}
-        (choice,) = server.post("/v1/completions", body).json()["choices"]
         assert choice["text"] == tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
+    assert len(choices) == 3
 
 
 def test_a_prompt_as_long_as_the_context_is_scored_where_nothing_is_generated(server):
