@@ -92,7 +92,7 @@ def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer
     """So that those which remember, compare texts or answer for all say what they say to `generate`."""
     ending.generation_config.eos_token_id = eos
     for seed, tree in enumerate(TREES):
-        inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 24}
+        inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 16}
         inputs |= {"return_dict_in_generate": True, "output_logits": True}
         criteria, stats = [Recording(answer), Recording(answer)], tr.Stats()
         wanted = ending.generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria[:1]))

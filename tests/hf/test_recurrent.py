@@ -39,7 +39,7 @@ def prompts(lengths, seed=0):
 
 def same(model, drafter=DRAFTER, **arguments):
     """Asserts that an accelerated call gives what a plain one does, the texts and the cache."""
-    arguments = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **arguments}
+    arguments = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True, **arguments}
     wanted, stats = model.generate(**copy.deepcopy(arguments)), tr.Stats()
     ours = tr.generate(model, drafter=tr.make_drafter(drafter), stats=stats, **copy.deepcopy(arguments))
     assert stats.steps, "the call was accelerated"

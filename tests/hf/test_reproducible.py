@@ -18,7 +18,7 @@ BEGIN_ANEW = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recyc
 def drafted(model, ids, drafter, **options):
     """Of every step the tree, its tokens, and the logits, to the bit."""
     torch.manual_seed(1)
-    steps = tr.stream(model, ids, drafter, max_new_tokens=24, **options)
+    steps = tr.stream(model, ids, drafter, max_new_tokens=16, **options)
     return [(step.draft.parents.tolist(), step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
 
 

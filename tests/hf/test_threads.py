@@ -18,7 +18,7 @@ from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.usefixtures("switching_often")
 
-THREADS, CALLS, NEW = 3, 6, 24
+THREADS, CALLS, NEW = 3, 6, 16
 
 
 def at_once(calls):

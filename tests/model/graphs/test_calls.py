@@ -29,10 +29,10 @@ def test_every_drafter_drafts_and_learns_as_with_eager_passes(name, model, tmp_p
         ids, found = tiny.prompt(length, length), []
         for drafter, fast in ((ours, True), (theirs, False)):
             stats = tr.Stats()
-            steps = list(tr.stream(model, ids, drafter, fast=fast, stats=stats, max_new_tokens=24))
+            steps = list(tr.stream(model, ids, drafter, fast=fast, stats=stats, max_new_tokens=16))
             found.append([(step.draft.tokens.tolist(), step.accepted, step.tokens) for step in steps])
             assert stats.path.startswith("fast" if fast else "eager")
-        text = model.generate(ids, max_new_tokens=24, **GREEDY)[0, length:].tolist()
+        text = model.generate(ids, max_new_tokens=16, **GREEDY)[0, length:].tolist()
         assert [token for _, _, tokens in found[0] for token in tokens] == text
         if name not in {"draft_model", "layer_skip"}:  # whose trees depend on what a pass costs
             assert found[0] == found[1]
@@ -147,8 +147,8 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
     assert isinstance(steps, CapturedPasses), steps
     for length in (5, 29):
         ids = tiny.prompt(length, length, architectures.VOCABULARY)
-        wanted = model.generate(ids, max_new_tokens=24, **GREEDY)
-        text, stats = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=24)
+        wanted = model.generate(ids, max_new_tokens=16, **GREEDY)
+        text, stats = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=16)
         assert text == wanted[0, length:].tolist()
         assert stats.mat > 1.5
 
