@@ -60,15 +60,6 @@ def model_of(windows: str) -> torch.nn.Module:
     return made.eval()
 
 
-def bytes_of(cache) -> int:
-    """Of what the layers of a cache hold, capacity included."""
-    storages = {}
-    for layer in cache.layers:
-        for states in (layer.keys, layer.values):
-            storages[states.untyped_storage().data_ptr()] = states.untyped_storage().nbytes()
-    return sum(storages.values())
-
-
 @cache
 def of_plain_generate(windows: str) -> tuple[torch.Tensor, int]:
     """The output of plain `generate`, and the most bytes that it held."""

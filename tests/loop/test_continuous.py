@@ -19,8 +19,8 @@ from support.chi_square import fit
 from support.drafters import NAMES, example
 from support.oracle import Oracle
 from support.recurrent_architectures import recurrent
-from support.running import GoneError, Texts, alone
-from support.runs import fix_costs
+from support.running import GoneError, Texts
+from support.runs import fix_costs, plain
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 import token_recycling as tr
@@ -67,7 +67,7 @@ class Joining(RuleBasedStateMachine):
             before = [*self.wanted][goes_on % len(self.wanted)].sequence
             ids = torch.cat([before.padded, ids[:, :1]], dim=1) if before.length < 200 else ids
         torch.manual_seed(seed)
-        said = alone(LLAMA, ids, new, **arguments)
+        said = plain(LLAMA, ids, new, **arguments)
         criteria, told, failing_at = [], [], ids.shape[1] + after
 
         def fragile(ids, scores, **_):
@@ -134,7 +134,7 @@ def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
     texts.finish()
     for row, ids in zip(rows, prompts, strict=True):
         assert row.error is None, row.error
-        assert texts.said[row] == alone(model, ids, new)
+        assert texts.said[row] == plain(model, ids, new)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -176,7 +176,7 @@ class FailingDrafter(tr.Drafter):
 @cache
 def beside():
     """What three texts say alone."""
-    return [alone(LLAMA, tiny.prompt(seed, 5), 40) for seed in range(3)]
+    return [plain(LLAMA, tiny.prompt(seed, 5), 40) for seed in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_oth
     texts.step()
     for seed, after in enumerate((1, 7, 12)):
         ids, failing_at = tiny.prompt(seed, 5), 5 + after
-        whole = torch.cat([ids[0], torch.tensor(alone(model, ids, 40))])
+        whole = torch.cat([ids[0], torch.tensor(plain(model, ids, 40))])
         criterion = lambda ids, scores, at=failing_at, **_: False if ids.shape[1] < at else failing()  # noqa: E731
         failed = texts.join(ids, 40, Oracle([whole]), criteria=[criterion], hints=Hints(prefixes))
         while failed in texts.batch.requests:
@@ -239,7 +239,7 @@ def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_oth
         again = texts.join(longer, 12, hints=Hints(prefixes))
         while again in texts.batch.requests:
             texts.step()
-        assert texts.said[again] == alone(model, longer, 12)
+        assert texts.said[again] == plain(model, longer, 12)
 
 
 @dataclass

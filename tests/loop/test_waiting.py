@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import tiny
-from support.running import GoneError, Texts, alone
+from support.running import GoneError, Texts
+from support.runs import plain
 
 import token_recycling as tr
 from token_recycling.loop import continuous
@@ -66,7 +67,7 @@ def test_a_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
     assert texts.said[short]
     assert not texts.said[long]
     texts.finish()
-    assert [texts.said[row] for row in (long, short)] == [alone(MODEL, ids, 6) for ids in (LONG, SHORT)]
+    assert [texts.said[row] for row in (long, short)] == [plain(MODEL, ids, 6) for ids in (LONG, SHORT)]
 
 
 def test_others_make_steps_for_as_long_as_a_piece_took(texts):
@@ -89,7 +90,7 @@ def test_many_short_prompts_do_not_keep_a_long_one_from_being_read(texts, length
     assert texts.said[long]
     assert sum(bool(texts.said[other]) for other in others) > 40
     texts.finish()
-    assert texts.said[long] == alone(MODEL, LONG, 6)
+    assert texts.said[long] == plain(MODEL, LONG, 6)
 
 
 def test_what_others_have_read_makes_a_prompt_short(texts):
@@ -102,7 +103,7 @@ def test_what_others_have_read_makes_a_prompt_short(texts):
     again = texts.join(longer, 1, hints=Hints(prefixes))
     texts.step()
     assert texts.events[0] == SHORT.shape[1]
-    assert texts.said[again] == alone(MODEL, longer, 1)
+    assert texts.said[again] == plain(MODEL, longer, 1)
     assert not texts.said[other]
 
 
@@ -134,7 +135,7 @@ def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
     assert prefixes.cached_tokens(LONG[0]) == left.cached == (2 * PIECE if begins else 0)
     texts.finish()
     assert texts.said[left] == []
-    assert texts.said[other] == alone(MODEL, SHORT, 60)
+    assert texts.said[other] == plain(MODEL, SHORT, 60)
 
 
 @dataclass
@@ -163,7 +164,7 @@ def test_what_is_learned_of_a_prompt_is_the_same_in_pieces(texts, length, stream
     row = texts.join(ids, 4, drafter, streamed=streamed)
     texts.finish()
     assert {row.error, other.error} == {None}
-    assert texts.said[row] == alone(MODEL, ids, 4)
+    assert texts.said[row] == plain(MODEL, ids, 4)
     assert len([event for event in texts.events if event > PIECE + 1]) == 0
     whole = MODEL(ids, output_hidden_states=True).hidden_states[-1][0, :-1]
     read = torch.cat(drafter.read)
@@ -180,7 +181,7 @@ def test_a_prompt_read_alone_is_cut_at_the_same_places(texts):
     streamer = SimpleNamespace(put=put, end=lambda: None, reading_prompt=lambda: asked.append(len(texts.events)))
     model = tr.accelerate(tiny.llama(max_position_embeddings=4096))
     said = model.generate(LONG, max_new_tokens=6, do_sample=False, streamer=streamer)
-    assert said[0, LONG.shape[1] :].tolist() == alone(MODEL, LONG, 6)
+    assert said[0, LONG.shape[1] :].tolist() == plain(MODEL, LONG, 6)
     assert texts.events == [PIECE] * 6 + [20]
     assert asked == list(range(7))
 

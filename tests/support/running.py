@@ -68,7 +68,3 @@ class Texts:
     def finish(self):
         while self.batch.requests:
             self.step()
-
-
-def alone(model, ids, new, **more):
-    return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **more})[0, ids.shape[1] :].tolist()

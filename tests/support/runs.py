@@ -31,9 +31,9 @@ def decoded(
     return [token for step in steps for token in step.tokens], stats
 
 
-def plain(model: Any, ids: torch.Tensor, new: int = 20) -> list[int]:
-    """The greedy tokens that transformers' own `generate` adds to a prompt (1, n)."""
-    return model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
+def plain(model: Any, ids: torch.Tensor, new: int = 20, **arguments: Any) -> list[int]:
+    """The tokens that transformers' own `generate` adds to a prompt (1, n): greedy ones if nothing else is said."""
+    return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **arguments})[0, ids.shape[1] :].tolist()
 
 
 def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:

@@ -9,7 +9,8 @@ import torch
 from support import tiny
 from support.architectures import SUPPORTED, VOCABULARY, chosen, forget, model_of, named
 from support.pretend_card import CARD, OnCard, PretendCard
-from support.running import Texts, alone
+from support.running import Texts
+from support.runs import plain
 from torch.nn import functional
 from transformers import DynamicCache
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
@@ -141,7 +142,7 @@ def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_seque
     for seed, ids in enumerate(prompts):
         torch.manual_seed(seed)
         how = {"do_sample": True, "temperature": 0.8, "top_k": 9} if seed else {}
-        wanted.append(alone(model, ids, 20, **how))
+        wanted.append(plain(model, ids, 20, **how))
     with PretendCard() as card:
         running, crossed = Texts(model.to(CARD)), []
         for seed, ids in enumerate(prompts):
@@ -159,7 +160,7 @@ def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_seque
 
 def test_a_running_batch_goes_on_where_a_processor_of_one_fails():
     model, prompts, warper = llama(), [tiny.prompt(seed, 12) for seed in range(3)], TemperatureLogitsWarper(0.8)
-    wanted = [alone(model, ids, 12) for ids in prompts]
+    wanted = [plain(model, ids, 12) for ids in prompts]
     with PretendCard():
         running = Texts(model.to(CARD))
         first, failed, last = (

@@ -7,7 +7,8 @@ import torch
 from support import tiny
 from support.architectures import model_of, named
 from support.cases import thinned
-from support.running import GoneError, Texts, alone
+from support.running import GoneError, Texts
+from support.runs import plain
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 import token_recycling as tr
@@ -40,7 +41,7 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(family, seed):
         arguments, processors = KINDS[kind]
         torch.manual_seed(number)
         said, new = [], chance.randrange(1, 40)
-        said = alone(model, ids, new, **arguments)
+        said = plain(model, ids, new, **arguments)
         drafter = chance.choice([shared, "suffix", "plain", "published:tree=chain:3"])
         wanted[texts.join(ids, new, drafter, number if kind == "sampled" else None, processors)] = said
         for _ in range(chance.randrange(4)):
@@ -66,7 +67,7 @@ def test_room_grows_while_others_run():
     rows.append(texts.join(prompts[1], 20))
     texts.finish()
     for row, ids, new in zip(rows, prompts, (60, 20), strict=True):
-        assert texts.said[row] == alone(model, ids, new)
+        assert texts.said[row] == plain(model, ids, new)
 
 
 def test_slots_of_requests_are_kept_in_the_prefix_cache():
@@ -78,8 +79,8 @@ def test_slots_of_requests_are_kept_in_the_prefix_cache():
         row = texts.join(ids, 12, hints=hints)
         texts.finish()
         said = texts.said[row]
-        assert said == alone(model, ids, 12)
-        assert texts.said[others] == alone(model, tiny.prompt(5, 8), 30)
+        assert said == plain(model, ids, 12)
+        assert texts.said[others] == plain(model, tiny.prompt(5, 8), 30)
         assert bool(row.stats.cached_tokens) == bool(turn)
         ids = torch.cat([ids, torch.tensor([said])], dim=1)
 
