@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
 from .._util.device import lasting
@@ -25,6 +26,8 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     """Whether the model gives it positions."""
     _paddings: Sequence[int] = ()
     """Slots before each sequence that are padding, once it was handed back; else none."""
+    _taken: torch.Tensor | None = None
+    """Index keys that `take` has written, until they count."""
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
@@ -96,6 +99,28 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
             for row, length in enumerate(lengths):
                 self.indexer_keys[row, length:] = 0
 
+    def take(self, other: TreeLayer, first: int, lengths: Sequence[int]) -> None:
+        super().take(other, first, lengths)
+        assert isinstance(other, IndexedTreeLayer)
+        if (given := other.indexer_keys) is not None:
+            kept = [] if self.indexer_keys is None else [*self.indexer_keys[:first]]
+            taken = [given[row, :length] for row, length in enumerate(lengths)]
+            self._taken = pad_sequence([*kept, *taken], batch_first=True)
+
+    def admit(self, first: int, lengths: Sequence[int]) -> None:
+        super().admit(first, lengths)
+        self._paddings = []
+        if (taken := self._taken) is not None:
+            self.indexer_keys = self._taken = None
+            self.is_indexer_initialized = False
+            self.update_indexer(taken[:, : self.length])
+
+    def select(self, rows: Sequence[int], slots: int) -> None:
+        super().select(rows, slots)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[list(rows), :slots]
+        self._paddings = [self._paddings[row] for row in rows] if self._paddings else []
+
     def cut(self, slots: int) -> None:
         super().cut(slots)
         if self.indexer_keys is not None:
@@ -119,6 +144,14 @@ class BlockTreeLayer(IndexedTreeLayer):
         TreeLayer.take_over(self, layer)
         if self.buffers:
             self.update_index(layer.idx_keys)
+
+    def _plain_layer(self) -> DynamicLayer:
+        from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLSparseCacheLayer
+
+        plain: DynamicLayer = MiniMaxM3VLSparseCacheLayer()
+        if self.indexer_keys is not None:
+            plain.update_index(self.indexer_keys[:, None])
+        return plain
 
     def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
         """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""
