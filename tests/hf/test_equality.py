@@ -1,4 +1,4 @@
-"""The output is that of `model.generate`: of a trained model, and at the edge of what is read at once.
+"""The output is that of `model.generate`: of a trained model, at the edge of what is read at once, and call after call.
 
 Random calls of random models are in test_fuzzing.py.
 """
@@ -8,7 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny
+from support.architectures import BORDERS, VOCABULARY, model_of
+from support.batches import batch
 from support.cases import thinned
+from support.further_architectures import FURTHER
+from support.recurrent_architectures import RECURRENT
+from support.side_by_side import SideBySide, assert_same
 
 import token_recycling as tr
 
@@ -41,3 +46,38 @@ def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
         wanted = model.generate(ids, max_new_tokens=32)
         assert torch.equal(tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=32), wanted)
     assert stats.mat > 1.5
+
+
+def alone(length):
+    def call(model):
+        ids = tiny.prompt(length, length, VOCABULARY)
+        output = model.generate(ids, max_new_tokens=20, return_dict_in_generate=True, output_logits=True)
+        return output.sequences, output.logits, model(ids).logits
+
+    return call
+
+
+def rows(lengths):
+    return lambda model: model.generate(**batch(lengths, 1), max_new_tokens=20, pad_token_id=0)
+
+
+def turns(model):
+    """What the caller finds in the cache that is returned, and what follows on it."""
+    first = model.generate(tiny.prompt(5, 9, VOCABULARY), max_new_tokens=9, return_dict_in_generate=True)
+    cache = first.past_key_values
+    layers = [type(layer).__name__ for layer in cache.layers]
+    longer = torch.cat([first.sequences, tiny.prompt(6, 4, VOCABULARY)], dim=1)
+    return layers, model.generate(longer, past_key_values=cache, max_new_tokens=9)
+
+
+LEAVING = ("llama dynamic", "qwen4_exp_text", "minimax_m3_vl_text", "git")
+FAMILIES = [case for case in (*BORDERS, *RECURRENT, *FURTHER) if str(case).startswith(LEAVING)]
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_families_whose_calls_leave_something_behind_or_whose_rows_differ(case):
+    """Frequencies of the longest text before, index keys of rows that have ended, padding that is attended to."""
+    both = SideBySide(lambda: model_of(case))
+    for call in (alone(50), alone(40), alone(70), alone(33), rows([9, 9]), rows([9, 4]), turns, rows([6, 6, 6])):
+        wanted, found = both.change(call)
+        assert_same(found, wanted)

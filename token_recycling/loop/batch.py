@@ -334,6 +334,8 @@ def decode(
             ended = [] if keeps_all else [request for request in batch.requests if request.sequence.ended]
             if 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
+        with turn(True):
+            pass
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

@@ -107,6 +107,8 @@ class Needs:
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None
     slots: bool = False
     """Whether positions, or windows of attention, are slots of the cache in spite of the positions that it is given."""
+    sees_padding: bool = False
+    """Whether `generate` lets tokens attend to padding."""
 
 
 def _llama4_border(config: PretrainedConfig) -> Border | None:
@@ -137,6 +139,7 @@ EXCEPTIONS: dict[str, Needs] = {
     "minimax_m3_vl_text": Needs(border=_minimax_m3_border),
     "phi3": Needs(border=_phi3_border),
     "phimoe": Needs(border=_phi3_border),
+    "git": Needs(sees_padding=True),  # its mask is shifted by the tokens of a picture, without one too
     "gpt_neo": Needs(slots=True),
     "inkling_text": Needs(slots=True),
     "inkling2_text": Needs(slots=True),

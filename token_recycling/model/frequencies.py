@@ -27,9 +27,10 @@ class Frequencies:
         self._own: Values | None = None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, ends: bool = False) -> Iterator[None]:
         """For the length of the block, the model has the frequencies of this call. Other calls wait for the length of a
-        step, not for that of a call, which may be suspended for ever; afterwards the model is as it was before.
+        step, not for that of a call, which may be suspended for ever; afterwards the model is as it was before, or,
+        where the call `ends`, as `generate` leaves it.
         """
         with self._lock:
             before = _read(self._modules)
@@ -39,7 +40,8 @@ class Frequencies:
                 yield
             finally:
                 self._own = _read(self._modules)
-                _write(self._modules, before)
+                if not ends:
+                    _write(self._modules, before)
 
 
 def _read(modules: list[torch.nn.Module]) -> Values:

@@ -107,6 +107,8 @@ class ModelInfo:
     """Whether a tree may branch; if not, drafts are chains, whose nodes lie in the cache in order."""
     recurrent: bool = False
     """Whether it has recurrent layers."""
+    sees_padding: bool = False
+    """Whether `generate` lets its tokens attend to padding."""
     reads_on: bool = True
     """Whether reading several tokens after a cache equals reading them one by one."""
 
@@ -226,6 +228,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         key_bias=key_bias,
         branches=branches,
         recurrent=recurrent,
+        sees_padding=needs.sees_padding,
         reads_on=not recurrent or family in READ_ON,
     )
 

@@ -64,7 +64,8 @@ def _why_not(target: Target) -> str | None:
     else:  # what fails with a hook may pass without it
         from .self_test import kept_verdict
 
-        verdict = facts.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
+        with target.turns()():
+            verdict = facts.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:

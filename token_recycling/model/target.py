@@ -159,8 +159,10 @@ class Target:
         finally:
             self.model.set_experts_implementation(chosen)
 
-    def turns(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """Return what a call enters for the length of each step: nothing unless its forward passes change the model."""
+    def turns(self) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+        """Return what a call enters for the length of each step, and with True at its end: nothing unless its forward
+        passes change the model.
+        """
         border = self.info.border
         if border is None or not border.changes_model:
             return contextlib.nullcontext
