@@ -8,11 +8,13 @@ import functools
 import itertools
 import operator
 import os
+import queue
 import threading
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import peft
 import pytest
@@ -21,6 +23,7 @@ import transformers
 from peft.tuners.lora import LoraLayer
 from support import tiny
 from support.architectures import SUPPORTED, model_of
+from support.batches import batch
 from support.cases import paired, parameter, thinned
 from support.further_architectures import FURTHER
 from support.side_by_side import SideBySide, assert_same
@@ -39,6 +42,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.bert.modeling_bert import BertIntermediate
 from transformers.models.hubert.modeling_hubert import HubertPositionalConvEmbedding
+from transformers.models.llama import modeling_llama
 
 import token_recycling as tr
 from token_recycling.model.foreign import trial
@@ -212,6 +216,9 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
     "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "uses print"),
+    "printing by Python alone": (hooked(lambda: functools.partial(print, end="")), "print"),
+    "a queue": (hooked(lambda: queue.Queue().put), "put"),
+    "a mock": (hooked(lambda: mock.Mock(return_value=None)), "a Mock, which may change"),
     "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), "a list"),
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
@@ -1140,18 +1147,23 @@ def test_a_hook_for_each_call_is_tried_once(monkeypatch):
     assert len(tried) == 1
 
 
+def attending_by(attention: Callable[..., Any], name: str = "of the test", masks: Any = sdpa_mask) -> Bring:
+    def bring(**config):
+        AttentionInterface.register(name, attention)
+        if masks is not None:
+            AttentionMaskInterface.register(name, masks)
+        model = llama(**config)
+        model.set_attn_implementation(name)
+        return model
+
+    return bring
+
+
 def attending(scale: Callable[[torch.Tensor, torch.Tensor], Any], **config: Any) -> Bring:
     def attention(module, query, key, value, mask, **options):
         return sdpa_attention_forward(module, query * scale(query, key), key, value, mask, **options)
 
-    def bring():
-        AttentionInterface.register("of the test", attention)
-        AttentionMaskInterface.register("of the test", sdpa_mask)
-        model = llama(**config)
-        model.set_attn_implementation("of the test")
-        return model
-
-    return bring
+    return functools.partial(attending_by(attention), **config)
 
 
 ATTENTION: dict[str, tuple[Bring, str | None]] = {
@@ -1169,6 +1181,12 @@ ATTENTION: dict[str, tuple[Bring, str | None]] = {
         "it names 700",
     ),
     "beyond the context": (attending(lambda query, key: 1 + (key.shape[2] > 2000), max_position_embeddings=1024), None),
+    "of transformers": (attending_by(sdpa_attention_forward), None),
+    "of transformers, with a setting": (
+        attending_by(functools.partial(sdpa_attention_forward, is_causal=False)),
+        "sdpa_attention_forward",
+    ),
+    "of the family": (attending_by(modeling_llama.eager_attention_forward), "eager_attention_forward"),
 }
 
 
@@ -1179,6 +1197,14 @@ def test_attention_of_ones_own(bring, reason, ids):
     """
     longer = torch.cat([tiny.prompt(3, 30).expand(len(ids), -1), ids], dim=1)
     compare(bring, reason, longer, max_new_tokens=20)
+
+
+@pytest.mark.parametrize(("masks", "reason"), [(sdpa_mask, None), (None, "behind padding")])
+def test_attention_without_masks_of_its_own_sees_padding(masks, reason):
+    both = SideBySide(attending_by(sdpa_attention_forward, f"masked by {masks}", masks))
+    both.assert_same(greedy)
+    both.assert_same(lambda model: model.generate(**batch([9, 4], 1), **GREEDY), reason, times=2)
+    both.assert_same(greedy)
 
 
 # Modes and configurations

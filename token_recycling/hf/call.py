@@ -168,12 +168,14 @@ class GenerateCall:
             return "padding must be on the left, and the attention mask must have a number for each of input_ids"
         if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
-        info, alone = self.target.info, len(ids) == 1
+        info, alone, padded = self.target.info, len(ids) == 1, any(self.paddings)
+        cache = self.cache if self._cache_is_callers else None
         return (
-            (None if alone and not any(self.paddings) else info.why_not_batch)
+            (None if alone and not padded else info.why_not_batch)
+            or (f"{info.name} attends to padding, which is left out here" if padded and info.sees_padding else None)
             or (None if alone else self._why_not_batch())
             or self._why_not_lists()
-            or why_not_code(self.target, len(ids), self.beside, self.cache if self._cache_is_callers else None)
+            or why_not_code(self.target, len(ids), padded, self.beside, cache)
         )
 
     @cached_property

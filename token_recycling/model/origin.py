@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-_OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
+_OF_MODELS = frozenset({"transformers", "torch", "accelerate", "token_recycling"})
+"""Packages that models are made of."""
+_OWN = _OF_MODELS | sys.stdlib_module_names - {"unittest"}  # whose mocks note down calls
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
 _WRAPPING = frozenset({"torch", *sys.stdlib_module_names}) - {"builtins"}
 """Packages whose objects call functions that they are given: mocks, contexts that decorate, custom operators."""
@@ -120,6 +122,11 @@ def is_foreign(function: Any) -> bool:
     return not is_own(home_of(function))
 
 
+def is_foreign_hook(hook: Any) -> bool:
+    """Whether a hook is foreign code. One of Python's own library is a user's: `print`, or the `put` of a queue."""
+    return is_foreign(hook) or package_of(home_of(_innermost(hook))) not in _OF_MODELS
+
+
 def is_code(value: Any) -> bool:
     """Whether a value runs where it is used: a function, in whatever wrapper, a property, or an object that is callable
     or a descriptor; but no class.
@@ -132,11 +139,16 @@ def _within(wrapper: Any) -> Any:
     return getattr(wrapper, "func", getattr(wrapper, "__wrapped__", None))
 
 
+def _innermost(function: Any) -> Any:
+    """Return the function within all objects of functools around it."""
+    while type(function).__module__ == "functools":
+        function = _within(function)
+    return function
+
+
 def name_of(function: Any) -> str:
     """Return the qualified name of a function or callable object and the module that it is written in."""
-    inner = function
-    while type(inner).__module__ == "functools":
-        inner = _within(inner)
+    inner = _innermost(function)
     inner = inner.fget if isinstance(inner, property) else inner
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{name} ({home_of(function)})"

@@ -36,7 +36,7 @@ from .compat import (
     attention_name,
     forward_hooks,
 )
-from .origin import home_of, is_code, is_foreign, is_own, package_of
+from .origin import home_of, is_code, is_foreign, is_foreign_hook, is_own, package_of
 
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
@@ -134,7 +134,7 @@ def device_map_hooks(module: torch.nn.Module) -> Iterator[Any]:
 
 def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     """Foreign code among the hooks of a module, those of device maps included."""
-    yield from filter(is_foreign, forward_hooks(module))
+    yield from filter(is_foreign_hook, forward_hooks(module))
     for hook in device_map_hooks(module):
         if not is_own(type(hook).__module__):
             yield hook
@@ -228,7 +228,7 @@ def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
     foreign hooks around all modules, foreign modes of torch in this thread, and the functions that are registered with
     transformers for its attention and its masks, below our own stand-ins.
     """
-    code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign(hook)]
+    code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign_hook(hook)]
     modes = [mode for stack in MODES for mode in stack()]
     code += [("the mode of torch {}", mode) for mode in modes if not is_own(type(mode).__module__)]
     return code + registered_attention(model)
@@ -239,10 +239,10 @@ def registered_attention(model: torch.nn.Module) -> list[tuple[str, Any]]:
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig):
         return []
-    interfaces = ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
-    functions = [interface.get(attention_name(config)) for interface in interfaces]
+    interfaces = {"attention": ALL_ATTENTION_FUNCTIONS, "mask": ALL_MASK_ATTENTION_FUNCTIONS}
+    functions = [(what, interface.get(attention_name(config))) for what, interface in interfaces.items()]
     return [
-        ("the attention function {}, registered by name", getattr(function, "before", function))
-        for function in functions
+        (f"the {what} function {{}}, registered by name", getattr(function, "before", function))
+        for what, function in functions
         if function is not None
     ]

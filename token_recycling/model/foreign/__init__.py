@@ -43,10 +43,10 @@ from ..target import Target
 from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
 
 
-def why_not(target: Target, batch: int, beside: Sequence[Any], cache: Cache | None) -> str | None:
-    """Return why foreign code prevents accelerating a call of a model with `batch` sequences, or None; with code
-    `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are kept; what the
-    code reaches, which others may change between calls, is searched in every call.
+def why_not(target: Target, batch: int, padded: bool, beside: Sequence[Any], cache: Cache | None) -> str | None:
+    """Return why foreign code prevents accelerating a call of a model with `batch` sequences, `padded` or not, or None;
+    with code `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are kept;
+    what the code reaches, which others may change between calls, is searched in every call.
     """
     pieces, reason = _code_in(target)
     if reason is None and cache is not None:
@@ -54,7 +54,7 @@ def why_not(target: Target, batch: int, beside: Sequence[Any], cache: Cache | No
     if reason is None and pieces:
         from . import trial
 
-        reason = trial.why_not(target, pieces, batch)
+        reason = trial.why_not(target, pieces, batch, padded)
     if reason is None and beside:
         from . import bystanders
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import AttentionInterface, GenerationMixin, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..compat import LOOP, forward_hooks, methods_of_the_loop, replaced_kernels
@@ -62,6 +62,8 @@ _ROW_BY_ROW = (
 """Modules of torch that compute each row by itself."""
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"
 """The name by which a family's module has the attention functions that are registered with transformers."""
+_REGISTERED = ("transformers.integrations.", "transformers.masking_utils")
+"""Modules whose functions transformers registers for attention and its masks."""
 _SHOWN = 3
 
 
@@ -102,7 +104,8 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     """Return the foreign code around and in a model, in the order of its modules. Of a `quantised` one that of its
     layers is left out: the self-test has compared every row of a pass.
     """
-    pieces = [Foreign(what.format(name_of(code)), code) for what, code in code_around(model) if is_foreign(code)]
+    around = [(what, code) for what, code in code_around(model) if not _is_shipped(code)]
+    pieces = [Foreign(what.format(None if code is None else name_of(code)), code) for what, code in around]
     pieces += itertools.starmap(_replaced, replaced_in_libraries())
     classes: set[type] = set()
     for path, module in model.named_modules():
@@ -124,9 +127,25 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         if name in sys.modules:
             pieces += itertools.starmap(_replaced, replaced_in(sys.modules[name]))
             attention = vars(sys.modules[name]).get(_ATTENTION, ALL_ATTENTION_FUNCTIONS)
-            if attention is not ALL_ATTENTION_FUNCTIONS:
+            if attention is not ALL_ATTENTION_FUNCTIONS and not _is_of_family(attention, name):
                 pieces.append(Foreign(f"the {_ATTENTION} of {name}, another {type(attention).__name__},", attention))
     return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
+
+
+def _is_shipped(function: Any, *families: str) -> bool:
+    """Whether a function that is registered for attention or its masks is one that transformers registers itself, or
+    that is of these modules; what is registered in its own name alone is known to do as its name says.
+    """
+    return type(function) is FunctionType and str(home_of(function)).startswith((*_REGISTERED, *families))
+
+
+def _is_of_family(table: Any, family: str) -> bool:
+    """Whether a table of attention functions is one that a family's module has made for itself."""
+    return type(table) is AttentionInterface and all(
+        _is_shipped(function, family)
+        for name, function in table.items()
+        if function is not ALL_ATTENTION_FUNCTIONS.get(name)
+    )
 
 
 def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.nn import functional
 from transformers import (
     GenerationConfig,
     GenerationMixin,
@@ -50,6 +51,7 @@ _PATIENCE = 1.0
 
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
+_PADDING = 3
 _ROWS = (1, 5, 33)
 _OTHERS = 10
 """Nodes of a tree of which some are made large; with the root, no usual number of heads."""
@@ -66,9 +68,10 @@ _MOST_TRIALS = 64
 """Results that are kept for one model."""
 
 
-def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
-    """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences, or
-    None. Plain code and adapters are tried once for each form of them; other code is left to `generate`.
+def why_not(target: Target, foreign: Sequence[Foreign], batch: int, padded: bool) -> str | None:
+    """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences,
+    `padded` or not, or None. Plain code and adapters are tried once for each form of them; other code is left to
+    `generate`.
     """
     searched = reachable(target.model, foreign)
     for reach in searched:
@@ -85,7 +88,8 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | Non
                 continue
             if _MOST_ROWS <= number < (target.max_length or math.inf):
                 return f"{reach.description}: it names {number}, by which it may decide beyond the tokens of a trial"
-    return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
+    what = batch, padded
+    return _tried(target, foreign, searched, what, lambda: try_out(target, foreign, searched, *what))
 
 
 def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
@@ -117,12 +121,15 @@ def _tried(
             if form not in results:
                 if len(results) >= _MOST_TRIALS:
                     results.clear()
-                results[form] = lasting(trial)()
+                with target.turns()():
+                    results[form] = lasting(trial)()
     return results[form]
 
 
-def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int) -> str | None:
-    """Return why a model with plain code or adapters cannot be accelerated for calls with `batch` sequences, or None.
+def try_out(
+    target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int, padded: bool
+) -> str | None:
+    """Return why a model with plain code or adapters cannot be accelerated for such calls as of `why_not`, or None.
     Tensors that the code writes to, and random numbers, are put back.
     """
     began = time.perf_counter()
@@ -131,7 +138,7 @@ def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
     try:
         with torch.random.fork_rng(devices=devices):
             before = _random_states(devices)
-            difference = _difference(target, foreign, searched, batch)
+            difference = _difference(target, foreign, searched, batch, padded)
             draws = not all(map(torch.equal, before, _random_states(devices)))
         if difference is None and draws:
             difference = "it uses random numbers, one more with every forward pass"
@@ -175,16 +182,18 @@ class _Forced(LogitsProcessor):
 
 
 @torch.no_grad()
-def _difference(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int) -> str | None:
+def _difference(
+    target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int, padded: bool
+) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     texts, tokens = _texts(target, numbers_in(searched), batch)
     parents = _TREE if target.info.branches else branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
     paths = [path for alike in leaf_paths(parents).values() for path in alike]
 
-    def plain(path: Sequence[int]) -> torch.Tensor:
+    def plain(path: Sequence[int], padding: int = 0) -> torch.Tensor:
         """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
-        return _generated(target, texts, tokens[[node - 1 for node in path[1:]]].expand(batch, -1))
+        return _generated(target, texts, tokens[[node - 1 for node in path[1:]]].expand(batch, -1), padding)
 
     wanted: dict[int, torch.Tensor] = {}
     for path in paths:
@@ -213,6 +222,8 @@ def _difference(target: Target, foreign: Sequence[Foreign], searched: Sequence[R
         for step, node in enumerate(paths[-1]):
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
+    if padded and (size := off(plain(paths[-1], _PADDING), torch.stack([wanted[node] for node in paths[-1]], dim=1))):
+        return what.format(size) + "behind padding"
     own = [piece for piece in foreign if not piece.is_adapter]
     if target.info.fits(texts.shape[1] - 1, 1 + _OTHERS):
         large = large_rows_change_others(target, own, texts, random_tokens(target, _OTHERS, 4))
@@ -319,11 +330,14 @@ def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Te
     return texts, tokens
 
 
-def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, n + 1, vocabulary) of `generate` after prompts (batch, length) and after each of the tokens
-    `forced` (batch, n). Processors and criteria of the model are left out: the loop applies them as `generate` does.
+def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor, padding: int = 0) -> torch.Tensor:
+    """Logits (batch, n + 1, vocabulary) of `generate` after prompts (batch, length), behind so much `padding`, and
+    after each of the tokens `forced` (batch, n). Processors and criteria of the model are left out: the loop applies
+    them as `generate` does.
     """
     steps = forced.shape[1] + 1
+    masked = {"attention_mask": functional.pad(torch.ones_like(texts), (padding, 0))} if padding else {}
+    texts = functional.pad(texts, (padding, 0))
     processors = LogitsProcessorList([_Forced(torch.cat([forced, texts[:, -1:]], dim=1), texts.shape[1])])
     criteria = StoppingCriteriaList([MaxLengthCriteria(texts.shape[1] + steps)])
 
@@ -345,6 +359,7 @@ def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> tor
     output = GenerationMixin.generate(
         view,
         texts,
+        **masked,
         generation_config=GenerationConfig(
             max_new_tokens=steps,
             do_sample=False,
