@@ -9,6 +9,7 @@ import torch
 from support import tiny
 from support.batches import batch
 from support.cases import paired
+from support.side_by_side import SideBySide
 from transformers import DynamicCache
 
 import token_recycling as tr
@@ -115,21 +116,22 @@ def test_a_mask_of_another_shape_than_the_tokens(name, rows):
     assert outcome(tr.accelerate(model).generate, ids, attention_mask=mask, do_sample=False) == expected
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_new_tokens_alone_that_are_more_than_the_cache_holds(rows):
-    """The mask says that the tokens of the cache are not among those given."""
-    model, ids = tiny.llama(), tiny.prompt(3, 24).reshape(2, 12)[:rows]
-    arguments = {"attention_mask": torch.ones(rows, 17).long(), "do_sample": False, "max_new_tokens": 9}
+@pytest.mark.parametrize(
+    ("cached", "new", "rows", "reason"),
+    [(9, 3, 1, "all tokens"), (5, 12, 1, "count from 0"), (5, 12, 2, "count from 0")],
+)
+def test_new_tokens_alone_with_a_cache_are_left_to_generate(cached, new, rows, reason):
+    """It takes them, fewer or more than the cache holds, where the mask says that those of the cache are not given."""
+    mask, text = torch.ones(rows, cached + new).long(), tiny.prompt(3, 2 * (cached + new))
 
-    def continued(generate):
+    def call(model):
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(tiny.prompt(5, 5).repeat(rows, 1), past_key_values=cache)
-        return generate(ids, past_key_values=cache, **arguments)
+            model(text[:, :cached].repeat(rows, 1), past_key_values=cache)
+        ids = text[0, cached : cached + rows * new].reshape(rows, new)
+        return model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=9, do_sample=False)
 
-    expected = continued(model.generate)
-    assert torch.equal(continued(tr.accelerate(model).generate), expected)
-    assert model.acceleration.fallback is not None
+    SideBySide(tiny.llama).assert_same(call, reason)
 
 
 def test_a_batch_without_rows_is_left_with_a_reason(model):

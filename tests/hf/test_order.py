@@ -14,7 +14,6 @@ from support import tiny
 from support.cases import thinned
 from support.side_by_side import SideBySide
 from transformers import (
-    DynamicCache,
     EosTokenCriteria,
     MaxLengthCriteria,
     RepetitionPenaltyLogitsProcessor,
@@ -160,15 +159,3 @@ def test_code_beside_the_model_is_called_as_by_generate(name):
 def test_a_processor_that_returns_nothing_is_named():
     with pytest.raises(TypeError, match=r"NoneType from .*<lambda>"):
         tr.accelerate(tiny.llama()).generate(IDS, logits_processor=[lambda ids, scores: None], **GREEDY)
-
-
-def test_a_cache_of_another_type_is_left_to_generate():
-    def output(model):
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(IDS, past_key_values=cache)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
-        return model.generate(torch.cat([IDS, IDS], 1), past_key_values=cache, **GREEDY)
-
-    SideBySide(tiny.llama).assert_same(output, "bfloat16")

@@ -54,18 +54,6 @@ def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, argu
     assert model.acceleration.total.steps == 0
 
 
-def test_new_tokens_alone_with_a_cache_are_left_to_transformers():
-    """`generate` takes them where the attention mask tells how many tokens the cache holds."""
-    text = tiny.prompt(0, 12)
-
-    def call(model):
-        cache = DynamicCache(config=model.config)
-        model(text[:, :9], past_key_values=cache)
-        return model.generate(text[:, 9:], attention_mask=torch.ones_like(text), past_key_values=cache, **GREEDY)
-
-    SideBySide(tiny.llama).assert_same(call, "all tokens")
-
-
 def to_later_tokens(model):
     """Its masks are made by the configuration, and its layers were made before that was changed."""
     model.config.use_bidirectional_attention = True
