@@ -146,9 +146,9 @@ def test_every_drafter_drafts_among_others(model, name, tmp_path):
 FAMILIES = [
     *map(named, ("gpt2", "bloom")),
     *(named(family, "window of 8") for family in ("gemma3_text", "mistral", "gpt_oss")),
-    *map(recurrent, ("qwen3_next", "falcon_h1", "lfm2", "mamba2", "qwen4_exp_text")),
+    *map(recurrent, ("qwen3_next", "falcon_h1", "lfm2", "mamba", "mamba2", "qwen4_exp_text")),
 ]
-EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1")
+EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1", "mamba2")
 
 
 @pytest.mark.parametrize("case", thinned(FAMILIES, kept=lambda case: case.family in EVERY_RUN, ids=str))

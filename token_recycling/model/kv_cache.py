@@ -256,6 +256,8 @@ class TreeCache:
         for own, joined in states:
             own.update(joined)
         self._admit(rows, lengths)
+        if self.states is not None:
+            self.states.counter.length = max(self.states.counter.length, other.length)
 
     @lasting
     def take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
