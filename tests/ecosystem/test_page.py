@@ -16,6 +16,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PLACE = "http://127.0.0.1:8000"
 LIBRARIES = {
     "peft": "peft",
+    "trl": "trl",
     "accelerate": "accelerate",
     "torchao": "torchao",
     "bitsandbytes": "bitsandbytes",

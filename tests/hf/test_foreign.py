@@ -1371,6 +1371,48 @@ def test_small_attributes_of_adapters_that_people_flip(flip):
 # The vocabulary
 
 
+TRAINER = """
+def fused(replaced):
+    def forward(self, *args, loss=False, **kwargs):
+        with contextlib.nullcontext():
+            return replaced(*args, **kwargs)
+    return forward
+"""
+
+
+def with_forward_of_trl(model: Any) -> None:
+    """Sets a forward that calls the one before, as `trl.trainer.utils` does: analysed, it would not be plain."""
+    namespace: dict[str, Any] = {"__name__": "trl.trainer.utils", "contextlib": contextlib}
+    exec(TRAINER, namespace)
+    model.forward = types.MethodType(namespace["fused"](model.forward), model)
+
+
+def test_a_forward_of_a_trainer(monkeypatch):
+    """It is tried once while weights are trained, and again where it is set again."""
+    trials = []
+    monkeypatch.setattr(trial, "try_out", lambda *args, original=trial.try_out: trials.append(1) or original(*args))
+    both = SideBySide(llama)
+    for times in (1, 2):
+        both.change(with_forward_of_trl)
+        for _ in range(2):
+            both.assert_same(greedy)
+            with torch.no_grad():
+                both.change(lambda model: model.lm_head.weight.mul_(-7.0))
+        assert len(trials) == times
+
+
+def test_a_forward_of_a_trainer_around_code_of_a_users():
+    both = SideBySide(llama)
+
+    def bring(model: Any) -> None:
+        original, calls = model.forward, []
+        model.forward = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+        with_forward_of_trl(model)
+
+    both.change(bring)
+    both.assert_same(greedy, "set as forward of LlamaForCausalLM")
+
+
 @pytest.mark.parametrize("drafter", ["recycling", "published", "suffix"])
 def test_embeddings_that_are_resized(drafter, caplog):
     both = SideBySide(llama, drafter)

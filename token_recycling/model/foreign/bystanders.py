@@ -2,9 +2,9 @@
 
 `generate` makes one pass for each token; here a pass covers several, and the cache holds drafts. So a call is left to
 `generate` if such code reaches the model, a weight of it or the caller's cache, and if the model runs foreign code
-other than adapters, with which it could share state. Code is followed through all that it holds and the globals that
-its functions name; objects of users' classes by the attributes that are named. Processors of the grammar libraries hold
-none of these and are not searched.
+other than that of adapters and trainers, with which it could share state. Code is followed through all that it holds
+and the globals that its functions name; objects of users' classes by the attributes that are named. Processors of the
+grammar libraries hold none of these and are not searched.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def why_not(
     the call has one.
     """
     beside = [code for code in beside if not is_of(code, GRAMMARS)]
-    in_model = [piece for piece in foreign if not piece.is_adapter]
+    in_model = [piece for piece in foreign if not piece.is_known]
     if beside and in_model:
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
         return f"{shared}, which sees other passes than those of generate"

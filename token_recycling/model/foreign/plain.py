@@ -6,7 +6,8 @@ followed through closures, defaults and the globals that they name; modules thro
 name is harmless if it is that of an operation on tensors, of a method of an immutable type, of something that a module
 or configuration within reach has, or is listed here. All else, such as an object of a user's class, `random` or
 `torch.manual_seed`, is not plain, whatever it is for: the code is left to `generate`. So is code that appends to a
-list, which would hold the passes of drafts. Adapters of peft are known to keep no state, and are not searched.
+list, which would hold the passes of drafts. Adapters of peft, and what trl sets on a model, are known to keep no state,
+and are not searched.
 """
 
 from __future__ import annotations
@@ -370,10 +371,10 @@ def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tup
 
 
 def reachable(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reachable]:
-    """Return what foreign code reaches, but for adapters; code that is at several modules is searched once."""
+    """Return what foreign code reaches, but for known code; code that is at several modules is searched once."""
     pieces: dict[int, Foreign] = {}
     for piece in foreign:
-        if not piece.is_adapter:
+        if not piece.is_known:
             pieces.setdefault(id(piece.code), piece)
     return [Reachable(model, piece) for piece in pieces.values()]
 
@@ -406,18 +407,21 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
 
 def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
-    of adapters the attributes of their modules, of modules of torch attributes and weights; of other modules that have
-    foreign code, which weights are full of one number, such as 0, and how large others are. `numbers`: what was looked
-    up of weights before.
+    of adapters the attributes of their modules, of trainers the functions, of modules of torch attributes and weights;
+    of other modules that have foreign code, which weights are full of one number, such as 0, and how large others are.
+    `numbers`: what was looked up of weights before.
     """
     values: list[Any] = []
     objects: list[Any] = []
     filled: dict[int, torch.Tensor] = {}
     for piece in foreign:
         values.append(piece.description)
+        if piece.is_of_trainer:  # the weights of its module do not decide what it does
+            objects.append(piece.code)
+            continue
         if not isinstance(piece.holder, torch.nn.Module):
             continue
-        if piece.is_adapter or piece.is_of_torch:
+        if piece.is_known or piece.is_of_torch:
             attributes = {
                 name: value for name, value in [*vars(piece.holder).items()] if name not in ATTRIBUTES_OF_TORCH
             }

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, GenerationMixin, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..compat import LOOP, forward_hooks, methods_of_the_loop, replaced_kernels
-from ..origin import home_of, is_code, is_foreign, is_of, is_own, name_of, package_of
+from ..origin import held_by, home_of, is_code, is_foreign, is_of, is_own, name_of, package_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     CACHES,
@@ -39,6 +39,8 @@ from ..parts import (
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
 _ADAPTERS = frozenset({"peft"})
+_TRAINERS = frozenset({"trl"})
+"""Libraries of trainers: functions that they set on a model call what they replace, except to compute a loss."""
 _QUANTISERS = frozenset(
     {
         *("bitsandbytes", "torchao", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "eetq", "aqlm", "fbgemm_gpu"),
@@ -86,9 +88,24 @@ class Foreign:
         return isinstance(self.code, type) and is_own(self.code.__module__)
 
     @cached_property
-    def is_adapter(self) -> bool:
-        """Whether it is of a library of adapters, whose code reads nothing but the modules that it belongs to."""
-        return is_of(self.code, _ADAPTERS)
+    def is_known(self) -> bool:
+        """Whether it is of a library of adapters, whose code reads nothing but the modules that it belongs to, or of
+        trainers.
+        """
+        return self.is_of_trainer or is_of(self.code, _ADAPTERS)
+
+    @cached_property
+    def is_of_trainer(self) -> bool:
+        """Whether it is a function of a library of trainers, in place of no other foreign code."""
+        return _is_of_trainer(self.code)
+
+
+def _is_of_trainer(code: Any) -> bool:
+    function = getattr(code, "__func__", code)
+    if not isinstance(function, FunctionType) or not is_of(function, _TRAINERS):
+        return False
+    replaced = (getattr(held, "__func__", held) for held in held_by(function))  # modules are looked at by themselves
+    return all(map(_is_of_trainer, filter(is_foreign, replaced)))
 
 
 def listed(foreign: Sequence[Foreign]) -> str:

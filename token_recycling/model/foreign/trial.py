@@ -224,7 +224,7 @@ def _difference(
                 return what.format(size) + "between equal calls of generate"
     if padded and (size := off(plain(paths[-1], _PADDING), torch.stack([wanted[node] for node in paths[-1]], dim=1))):
         return what.format(size) + "behind padding"
-    own = [piece for piece in foreign if not piece.is_adapter]
+    own = [piece for piece in foreign if not piece.is_known]
     if target.info.fits(texts.shape[1] - 1, 1 + _OTHERS):
         large = large_rows_change_others(target, own, texts, random_tokens(target, _OTHERS, 4))
         if large is not None and (size := off(*large)):
