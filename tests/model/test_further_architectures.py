@@ -62,6 +62,12 @@ def test_without_local_blocks_no_tree_is_drafted():
     assert not any(found.fits(length, 2) for length in range(64))
 
 
+def test_a_window_that_a_configuration_derives_is_read_by_its_family():
+    """Of `local_attention`, in its `__post_init__`."""
+    case = next(case for case in FURTHER if case.family == "modernbert-decoder")
+    assert tr.check(model_of(case)).supported
+
+
 @pytest.mark.parametrize("family", ["bert", "rembert"])
 def test_what_is_built_as_an_encoder_is_refused(family):
     case = next(case for case in FURTHER if case.family == family)

@@ -288,9 +288,13 @@ def _numbers_of(layer: torch.nn.Module) -> set[tuple[type, int]]:
 
 
 def _declares(config: type[PretrainedConfig], key: str) -> bool:
-    """Whether a class of configurations has a setting of this name; one that is not transformers' may have any."""
+    """Whether a class of configurations has or derives a setting of this name; one that is not transformers' may have
+    any.
+    """
     fields = inspect.signature(config.__init__).parameters
-    return key in fields or key in config.attribute_map or hasattr(config, key) or not is_own(config.__module__)
+    derived = inspect.unwrap(config.__post_init__).__code__.co_names
+    declared = key in fields or key in derived or key in config.attribute_map or hasattr(config, key)
+    return declared or not is_own(config.__module__)
 
 
 def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module]) -> str | None:
