@@ -334,7 +334,7 @@ def decode(
             ended = [] if keeps_all else [request for request in batch.requests if request.sequence.ended]
             if 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
-        with turn(True):
+        with turn(True):  # the call ends, and leaves the model as `generate` does
             pass
 
 
