@@ -133,7 +133,7 @@ def mark_callers(cache: Any) -> None:
         setattr(cache, CALLERS, True)
 
 
-_ANOTHER_MODEL_BEFORE = {"doge": (5, 18)}
+_ANOTHER_MODEL_BEFORE = {"doge": (5, 18), "git": (5, 18)}
 """Families whose code before a release is not what trees were compared with: the self-test decides, and refuses it."""
 
 
