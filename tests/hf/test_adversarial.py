@@ -312,6 +312,11 @@ def by_proxy(model):
     return lambda ids, scores: _scale(proxy, ids) or scores
 
 
+def model_of_context(model):
+    current: ContextVar[Any] = ContextVar("model", default=model)
+    return lambda ids, scores: _scale(current.get(), ids) or scores
+
+
 class Holder:
     __slots__ = ("inner",)
 
@@ -420,6 +425,7 @@ CASES: dict[str, Bring] = {
         on_layer(model, DisguisedByInheritance()) or {}
     ),
     "an output": with_output,
+    "a variable of the context": processor(model_of_context),
 }
 
 

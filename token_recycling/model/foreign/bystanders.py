@@ -148,7 +148,10 @@ def _next_to(item: Any) -> Iterable[Any]:
     if isinstance(item, np.ndarray):
         return (item.base,)
     if isinstance(item, ContextVar):
-        return (item.get(None),)
+        try:
+            return (item.get(),)
+        except LookupError:
+            return ()
     if isinstance(item, ModuleType) or (type(item).__module__ in _THREADS and not isinstance(item, threading.local)):
         return ()
     return (*gc.get_referents(item), _own_attributes(item))
