@@ -329,13 +329,11 @@ def decode(
             try:
                 yield steps
             finally:
-                with turn():
+                with turn(not batch.active):  # the last turn leaves the model as `generate` does
                     batch.learn()
             ended = [] if keeps_all else [request for request in batch.requests if request.sequence.ended]
             if 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
-        with turn(True):  # the call ends, and leaves the model as `generate` does
-            pass
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

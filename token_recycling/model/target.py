@@ -160,7 +160,7 @@ class Target:
             self.model.set_experts_implementation(chosen)
 
     def turns(self) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-        """Return what a call enters for the length of each step, and with True at its end: nothing unless its forward
+        """Return what a call enters for the length of each step, and with True for its last: nothing unless its forward
         passes change the model.
         """
         border = self.info.border
