@@ -28,7 +28,7 @@ demo: setup      ## a chat answer, JSON and an edit by SmolLM2-135M-Instruct (93
 
 # Each worker begins with a half of the tests in one piece, so that servers and models of a folder are mostly made once.
 WORKERS := --numprocesses auto --maxprocesses 8 --dist worksteal
-test: setup      ## the tests to run before every commit: five to eight minutes on two cores
+test: setup      ## the tests to run before every commit: five to ten minutes on two cores
 	$(RUN)/python -m pytest $(WORKERS)
 
 ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama-sdpa]

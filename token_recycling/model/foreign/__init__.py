@@ -15,8 +15,8 @@ mode, functions of caches that were replaced (`search`).
 
 **What is plain** (`plain`): code that keeps no state, so that a trial of it holds for as long as the values that it
 reads are the same. It stores nothing outside its local variables, it reaches nothing that may change unnoticed, and
-each name that it uses is listed there as harmless. Other code is left to `generate`. Adapters of peft and what
-trl sets on a model are plain.
+each name that it uses is listed there as harmless. Other code is left to `generate`. Adapters of peft and what trl sets
+on a model are plain.
 
 **What a trial proves** (`trial`, the only part that runs anything): that our passes over a tree, behind a prompt, with
 several numbers of rows and sequences, give the logits of `generate` along the same tokens, to rounding. It is made once

@@ -52,6 +52,7 @@ _PATIENCE = 1.0
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
 _PADDING = 3
+"""Tokens of padding before the prompts of a trial for padded calls."""
 _ROWS = (1, 5, 33)
 _OTHERS = 10
 """Nodes of a tree of which some are made large; with the root, no usual number of heads."""
