@@ -1,8 +1,8 @@
-"""Facts about a model, kept for as long as the model stays the same.
+"""Facts about a model, cached while the model stays the same.
 
-A self-test, learned costs and captured passes are made once and used by every call. They are kept in this process next
-to the model, not in it, so that it is saved, copied and pickled as before. A model is the same as long as its
-`Fingerprint` is, which every call compares once: 0.7 ms for 423 modules.
+Self-tests, learned costs and captured passes are made once and used by every call. They are stored in this process next
+to the model, not in it, so the model is saved, copied and pickled as before. A model is the same while its
+`Fingerprint` is equal, which every call checks once: 0.7 ms for 423 modules.
 """
 
 from __future__ import annotations
@@ -41,44 +41,45 @@ logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
 Dependency = Literal["form", "numbers", "code"]
-"""What of a model a result depends on; see `Facts`."""
+"""The part of a model's state that a result depends on; see `Facts`."""
 _DECIDING = ("is_causal", "is_decoder", "layer_idx", "rope_type", "original_max_seq_len", "max_norm")
-"""Attributes of parts that decide, besides a configuration, on whether and how a model is accelerated."""
+"""Attributes of parts, besides the configuration, that decide whether and how a model is accelerated."""
 _LOOKED_THROUGH = frozenset({object, *LIBRARIES})
-"""Classes whose methods `replaced_in_libraries` tells."""
+"""Classes that `replaced_in_libraries` already covers."""
 _DATA = frozenset(
     {
         *(type(None), bool, int, float, str, dict, OrderedDict, list, tuple, set),
         *(torch.dtype, torch.device, torch.Size, torch.Tensor, torch.nn.Parameter),
     }
 )
-"""Types of attributes of a module that cannot stand in place of a method or of a module."""
+"""Types of module attributes that cannot replace a method or a module."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-"""Types of values that are described by themselves."""
+"""Types whose values are their own description."""
 _WRAPPERS = frozenset({"builtins", "functools"})
-"""Where the types of functions, methods and partials are."""
+"""Modules that define the types of functions, methods and partials."""
 
 
 # Comparing
 
 
 def address_of(weight: torch.Tensor) -> int:
-    """Address of a tensor's numbers."""
+    """Return the address of a tensor's elements, or 0."""
     try:
         return weight.data_ptr()
-    except RuntimeError:  # a tensor that wraps others has no memory of its own
+    except RuntimeError:  # a wrapper tensor has no memory of its own
         return 0
 
 
 def times_written(tensor: torch.Tensor) -> int:
-    """Count operations that have written to a tensor; 0 for one of inference mode, which counts none."""
+    """Return how many operations have written to a tensor; 0 for an inference tensor, on which torch counts none."""
     return 0 if tensor.is_inference() else version(tensor)
 
 
 def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:
-    """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
-    `objects` what counts by identity. `seen`: configurations that were described before, and containers around it.
+    """Append to `values` a description that is equal for equal plain values, and containers of them, of the same types;
+    and to `objects` the objects that are compared by identity. `seen`: configurations described before, and the
+    containers around the value.
     """
     cls, seen = type(value), set() if seen is None else seen
     if cls in PLAIN:
@@ -94,11 +95,11 @@ def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] |
             describe(vars(value), values, objects, seen)
     elif issubclass(cls, _CONTAINERS) and not issubclass(cls, torch.nn.Module):
         values += (cls, len(value))
-        if id(value) not in seen:  # else it holds itself
+        if id(value) not in seen:  # else it contains itself
             seen.add(id(value))
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
             for item in [*items, *value.values()] if isinstance(value, Mapping) else items:
-                if type(item) in PLAIN:  # the usual case, without a call
+                if type(item) in PLAIN:  # the common case, without a call
                     values += (type(item), item)
                 else:
                     describe(item, values, objects, seen)
@@ -109,7 +110,7 @@ def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] |
 
 
 class Identities:
-    """Objects that count by identity: equal to later ones while they are the same and none of them is gone."""
+    """Objects compared by identity: equal to later ones while they are the same objects and none has been collected."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self._objects: Sequence[Any] = [*objects]
@@ -126,12 +127,13 @@ class Identities:
     __hash__ = None  # type: ignore[assignment]
 
     def watch(self) -> Identities:
-        """Let go of the objects, and notice when one of them is gone: another one may be given its number. Of tensors
-        the memory is watched, since torch swaps no tensor that has a weak reference (`torch.utils.swap_tensors`).
+        """Drop the strong references, and detect when an object is collected: a new object may get its id. For tensors
+        the memory is watched instead, since torch swaps no tensor that has a weak reference
+        (`torch.utils.swap_tensors`).
         """
         for item in {id(item): item for item in self._objects}.values():
             if isinstance(item, torch.Tensor):
-                with contextlib.suppress(RuntimeError):  # sparse ones have several
+                with contextlib.suppress(RuntimeError):  # sparse tensors have several
                     self._memory.append(StorageWeakRef(item.untyped_storage()))
             elif getattr(type(item), "__weakrefoffset__", 0):
                 self._watches.append(weakref.ref(item, self._note))
@@ -143,10 +145,10 @@ class Identities:
 
 
 class Fingerprint:
-    """What facts about a model depend on, at one time: `form` is equal while parts, weights and configuration are the
-    same ones, `numbers` while nothing was written to the weights, `code` while the same foreign code runs in the model.
-    Writing through a tensor's `.data` is not counted by torch. Nothing is kept alive: objects count by their numbers,
-    and one that is gone is no longer the same.
+    """State of a model on which facts depend. `form` is equal while parts, weights and configuration are the same
+    objects, `numbers` while nothing was written to the weights, `code` while the same foreign code runs in the model.
+    Torch does not count writes through a tensor's `.data`. Nothing is kept alive: objects are compared by id, and a
+    collected object is never equal.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -155,13 +157,14 @@ class Fingerprint:
         weights: list[torch.Tensor] = [
             weight for own in attributes for weight in own.get(PARAMETERS, {}).values() if weight is not None
         ]
-        try:  # the usual case in one go, since every call looks
+        try:  # the common case in one go, since every call does this
             addresses, written = [weight.data_ptr() for weight in weights], [*map(version, weights)]
         except RuntimeError:
             addresses, written = [*map(address_of, weights)], [*map(times_written, weights)]
         away: list[Any] = []
         if 0 in addresses:
-            # Weights that are offloaded between passes are other tensors after each: of them the form counts.
+            # Offloaded weights are new tensors after each pass: only their shapes and dtypes count, as part of the
+            # form.
             away = [(weight.shape, weight.dtype) for weight in weights if weight.is_meta]
             written = [count for count, weight in zip(written, weights, strict=True) if not weight.is_meta]
             weights = [weight for weight in weights if not weight.is_meta]
@@ -195,25 +198,25 @@ class Fingerprint:
         ]
         self.numbers = written
         training = [part.training for part in parts]
-        shares = [*itertools.compress(attributes, training)]  # such as what is dropped in training mode, and whether
+        shares = [*itertools.compress(attributes, training)]  # such as dropout rates in training mode
         numbers = [value for own in shares for value in own.values() if isinstance(value, (int, float))]
         self.code = [self._identities[3], training, [*map(len, attributes)], numbers]
 
     def watch(self) -> Fingerprint:
-        """Keep this one to be compared with later ones."""
+        """Drop the strong references, to compare this fingerprint with later ones."""
         for identities in self._identities:
             identities.watch()
         return self
 
 
 def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Sequence[Any]) -> list[Any]:
-    """Return code that runs in a model and may be replaced between calls: when any of it is another one, the model is
-    searched again (`foreign.search`). `classes`: those of its `parts`.
+    """Return code that runs in a model and may be replaced between calls. If any of it changes, the model is searched
+    again (`foreign.search`). `classes`: the classes of its `parts`.
     """
     code = [item for _, item in code_around(model)]
     code += [function for _, _, function in replaced_in_libraries()]
     code += KERNELS - KERNELS_AS_INSTALLED
-    # With all that they derive from: a method may call that of its base. What of them is no code seldom changes.
+    # With all base classes: a method may call that of its base. Their attributes that are not code seldom change.
     bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__ if base not in _LOOKED_THROUGH)
     families = {sys.modules[base.__module__] for base in bases if base.__module__.startswith(FAMILIES)}
     for holder in (*bases, *families):
@@ -221,7 +224,7 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     for part in parts:
         own = part.__dict__
         code += [value for value in own.values() if type(value) not in _DATA]
-        if buffers := own.get(BUFFERS):  # code that was compiled ahead has them elsewhere
+        if buffers := own.get(BUFFERS):  # modules compiled ahead of time keep them elsewhere
             code += map(type, buffers.values())
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:
             code += foreign_hooks(part)
@@ -232,30 +235,30 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
 
 
 class Facts:
-    """Facts about a model, for as long as it is as it was: by what of its fingerprint they depend on. Those of its
-    "code" depend on its numbers too, and those of its "numbers" on its form.
+    """Facts about a model while it is unchanged, grouped by the part of its fingerprint on which they depend. Facts of
+    "code" depend on the numbers too, and facts of "numbers" on the form.
     """
 
     def __init__(self, fingerprint: Fingerprint, before: Facts | None) -> None:
-        """`before`: facts about the model as it was before, of which those of its form may still hold."""
+        """`before`: facts about the model's earlier state; those of its form may still hold."""
         same_form = before is not None and before.fingerprint.form == fingerprint.form
         of_form = before._results["form"] if before is not None and same_form else {}
         self._results: dict[str, dict[Hashable, Any]] = {"form": of_form, "numbers": {}, "code": {}}
         self.fingerprint: Fingerprint = fingerprint.watch()
         self.lock: threading.RLock = threading.RLock() if before is None else before.lock
-        """The model's, in whatever state."""
+        """One lock per model, kept across its states."""
 
     def forget_code(self, fingerprint: Fingerprint) -> None:
-        """Forget what depends on the code in the model, which is that of another fingerprint now."""
+        """Discard the facts that depend on the code in the model, which has changed to that of `fingerprint`."""
         self.fingerprint.code, self._results["code"] = fingerprint.watch().code, {}
 
     def recall(self, what: Hashable, of: Dependency = "numbers") -> Any | None:
-        """Return what `get` has made before, or None."""
+        """Return a result of an earlier `get`, or None."""
         return self._results[of].get(what)
 
     def get(self, what: Hashable, make: Callable[[], T], of: Dependency = "numbers") -> T:
-        """Return what `make()` gave the first time. One thread makes it while others that want something of the same
-        model wait; what is made may itself be made of such results.
+        """Return the cached result of `make()`, which is called the first time. One thread calls it while others that
+        need a fact about the same model wait. `make` may call `get` itself.
         """
         results = self._results[of]
         if what not in results:
@@ -265,12 +268,12 @@ class Facts:
         return results[what]
 
     def forget(self, what: Hashable) -> None:
-        """Forget one result, whatever it depends on."""
+        """Discard one result, whatever it depends on."""
         for results in self._results.values():
             results.pop(what, None)
 
     def say_once(self, message: str) -> None:
-        """Log a warning about the model, the first time only."""
+        """Log a warning about the model the first time only."""
         self.get(("said", message), lambda: logger.warning(message), of="form")
 
 
@@ -284,7 +287,7 @@ _looking = threading.RLock()
 
 
 def facts_of(model: PreTrainedModel) -> Facts:
-    """Return the facts about a model as it is."""
+    """Return the facts about a model in its present state."""
     with _looking:
         before = _by_model.get(model)
     now = Fingerprint(model)
@@ -293,6 +296,6 @@ def facts_of(model: PreTrainedModel) -> Facts:
             before.forget_code(now)
         return before
     with _looking:
-        if (facts := _by_model.get(model)) is before or facts is None:  # no other thread has looked again meanwhile
+        if (facts := _by_model.get(model)) is before or facts is None:  # no other thread has updated it meanwhile
             facts = _by_model[model] = Facts(now, before)
     return facts

@@ -1,4 +1,4 @@
-"""Where code is written: in transformers, torch and this package, or in another package, which may do anything."""
+"""Origin of code: transformers, torch and this package, or another package, which may do anything."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 import torch
 
 _OF_MODELS = frozenset({"transformers", "torch", "accelerate", "token_recycling"})
-"""Packages that models are made of."""
-_OWN = _OF_MODELS | sys.stdlib_module_names - {"unittest"}  # whose mocks note down calls
-"""Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
+"""Packages that models consist of."""
+_OWN = _OF_MODELS | sys.stdlib_module_names - {"unittest"}  # whose mocks record calls
+"""Packages whose code treats rows alike, or whose exceptions are handled in the rest of this package."""
 _WRAPPING = frozenset({"torch", *sys.stdlib_module_names}) - {"builtins"}
-"""Packages whose objects call functions that they are given: mocks, contexts that decorate, custom operators."""
+"""Packages whose objects call functions passed to them: mocks, contexts used as decorators, custom operators."""
 
 
 def package_of(module: str | None) -> str:
-    """Return the package of a module, by the module's name."""
+    """Return the package of a module, given the module's name."""
     return str(module).partition(".")[0]
 
 
 @functools.cache
 def is_own(module: str | None) -> bool:
-    """Whether code of a module, by the module's name, is no foreign code."""
+    """Return whether code of a module, given its name, is not foreign."""
     return module is None or package_of(module) in _OWN
 
 
 def home_of(function: Any) -> str | None:
-    """Return the name of the module that a function, method, property or callable object is written in; None for one of
-    a compiled language. A wrapper is written where its own code is, whatever it wraps; but of wrappers of Python, torch
-    and transformers what they wrap counts, what they are bound to and what they hold. A class that names a library as
-    its home is written where its methods are.
+    """Return the name of the module in which a function, method, property or callable object is written; None for
+    compiled code. A wrapper is written where its own code is, whatever it wraps. For wrappers of Python, torch and
+    transformers, the objects that they wrap, are bound to and hold count instead. A class that names a library as its
+    home is written where its methods are.
     """
     seen, unread = set(), [function]
-    for code in unread:  # which grows
+    for code in unread:  # the list grows in the loop
         if id(code) not in seen:
             seen.add(id(code))
             if not is_own(home := _own_home(code)):
@@ -47,7 +47,7 @@ def home_of(function: Any) -> str | None:
 
 
 def _own_home(function: Any) -> str | None:
-    """The same, whatever the function or object holds."""
+    """Return the module in which a function or object itself is written, whatever it holds."""
     cls = type(function)
     if cls is FunctionType:
         return str(function.__globals__.get("__name__"))
@@ -61,17 +61,17 @@ def _own_home(function: Any) -> str | None:
 
 
 def _run_by(function: Any) -> Iterator[Any]:
-    """Code that a function, method, property or object of a library runs: what it wraps, is bound to, or holds."""
+    """Yield code that a function, method, property or library object runs: what it wraps, is bound to, or holds."""
     cls = type(function)
     if cls is FunctionType:
-        yield from filter(None, [function.__dict__.get("__wrapped__")])  # as by torch.compile, or torch.no_grad
+        yield from filter(None, [function.__dict__.get("__wrapped__")])  # set by torch.compile or torch.no_grad
         yield from held_by(function)
     elif cls in (MethodType, staticmethod, classmethod):
         yield function.__func__
         yield from filter(is_code, [getattr(function, "__self__", None)])
     elif cls is property:
         yield from (accessor for accessor in (function.fget, function.fset) if accessor is not None)
-    elif cls.__module__ == "functools":  # partial, partialmethod, cached_property, what lru_cache makes
+    elif cls.__module__ == "functools":  # partial, partialmethod, cached_property, lru_cache wrappers
         yield _within(function)
         given = (*getattr(function, "args", ()), *getattr(function, "keywords", {}).values())
         yield from (type(item) if isinstance(item, torch.nn.Module) else item for item in given if is_code(item))
@@ -82,8 +82,8 @@ def _run_by(function: Any) -> Iterator[Any]:
 
 
 def held_by(function: FunctionType) -> Iterator[Any]:
-    """Callable objects in the closure of a function, without modules, as of torch's parametrizations: a model's own are
-    looked at by themselves.
+    """Yield callable objects in the closure of a function, except modules, such as those of torch's parametrizations: a
+    model's own modules are searched separately.
     """
     for cell in function.__closure__ or ():
         content = getattr(cell, "cell_contents", None)
@@ -96,8 +96,8 @@ def _homes_of_methods(cls: type) -> set[str]:
 
 
 def is_of(function: Any, packages: Collection[str]) -> bool:
-    """Whether a function, object or class is written in some packages and in ours alone, all classes included that it
-    derives from. A class says so by its methods; one without any must be where it says that it is.
+    """Return whether a function, object or class, with all its base classes, is written only in `packages` and own
+    ones. A class belongs where its methods are; one without methods must be defined where it says.
     """
     cls = function if isinstance(function, type) else type(function)
     if is_own(cls.__module__):
@@ -110,7 +110,7 @@ def is_of(function: Any, packages: Collection[str]) -> bool:
 
 
 def _is_there(cls: type) -> bool:
-    """Whether the module that a class names as its home has it."""
+    """Return whether the module that a class names as its home defines the class."""
     try:
         return operator.attrgetter(cls.__qualname__)(sys.modules.get(cls.__module__)) is cls
     except AttributeError:
@@ -118,36 +118,36 @@ def _is_there(cls: type) -> bool:
 
 
 def is_foreign(function: Any) -> bool:
-    """Whether a function or callable object is foreign code."""
+    """Return whether a function or callable object is foreign code."""
     return not is_own(home_of(function))
 
 
 def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is foreign code. One of Python's own library is a user's: `print`, or the `put` of a queue."""
+    """Return whether a hook is foreign. Functions of Python's standard library count too: `print`, a queue's `put`."""
     return is_foreign(hook) or package_of(home_of(_innermost(hook))) not in _OF_MODELS
 
 
 def is_code(value: Any) -> bool:
-    """Whether a value runs where it is used: a function, in whatever wrapper, a property, or an object that is callable
-    or a descriptor; but no class.
+    """Return whether a value runs where it is used: a function, in any wrapper, a property, a callable object or a
+    descriptor, but not a class.
     """
     return not isinstance(value, type) and (callable(value) or hasattr(type(value), "__get__"))
 
 
 def _within(wrapper: Any) -> Any:
-    """Return the function within an object of functools."""
+    """Return the function inside an object of functools."""
     return getattr(wrapper, "func", getattr(wrapper, "__wrapped__", None))
 
 
 def _innermost(function: Any) -> Any:
-    """Return the function within all objects of functools around it."""
+    """Return the function inside all functools wrappers."""
     while type(function).__module__ == "functools":
         function = _within(function)
     return function
 
 
 def name_of(function: Any) -> str:
-    """Return the qualified name of a function or callable object and the module that it is written in."""
+    """Return the qualified name of a function or callable object, and the module in which it is written."""
     inner = _innermost(function)
     inner = inner.fget if isinstance(inner, property) else inner
     name = getattr(inner, "__qualname__", type(inner).__qualname__)

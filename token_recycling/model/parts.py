@@ -1,8 +1,8 @@
-"""A model as it stands: its modules, hooks and compiled calls, and the code around it.
+"""Modules, hooks and compiled calls of a model, and the code around it.
 
-Libraries and scripts replace functions of torch and transformers, to quantise or to measure, and modes of torch stand
-before all operations: code of this kind belongs to no model, so that no module shows it. Every call looks whether any
-function of the libraries was replaced, which takes 50 microseconds.
+Libraries and scripts replace functions of torch and transformers, to quantise or to measure, and torch modes intercept
+all operations. Such code belongs to no module of a model. So every call checks whether any function of the libraries
+was replaced, which takes 50 microseconds.
 
 Nothing here runs a model or judges it.
 """
@@ -43,9 +43,9 @@ ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items() if value is None)
 """Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
 _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.hidden"})
-"""Modules whose hooks note down what they see and change nothing."""
+"""Modules whose hooks only record values and change nothing."""
 FAMILIES = "transformers.models."
-"""Where the modules of families are."""
+"""Package of the modules of model families."""
 CACHES: list[Any] = [
     cache_utils,
     *(cls for cls in vars(cache_utils).values() if isinstance(cls, type) and cls.__module__ == cache_utils.__name__),
@@ -62,18 +62,16 @@ _IMPORTED = frozenset(
         *("safetensors", "typing_extensions"),
     }
 )
-"""Packages that modules of torch and transformers import functions of."""
+"""Packages from which modules of torch and transformers import functions."""
 NEVER_IN_A_PASS = frozenset(
     {
         *("backward", "register_hook", "retain_grad", "__repr__", "__str__", "__format__", "load", "save", "compile"),
         *("from_pretrained", "save_pretrained", "push_to_hub", "generate"),
     }
 )
-"""Names of functions that libraries replace, to trace, show, load or save, and that are called neither by a forward
-pass nor between passes.
-"""
+"""Functions that libraries replace to trace, show, load or save, and that run neither in a pass nor between passes."""
 _OF_GRAPHS = ("__compiled_fn_", "__resume_at_")
-"""Beginnings of the names by which code that was compiled finds its graphs, in the module of its source."""
+"""Prefixes of the names under which compiled code finds its graphs, in the module of its source."""
 
 
 # Modules
@@ -82,7 +80,7 @@ _OF_GRAPHS = ("__compiled_fn_", "__resume_at_")
 def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model and all modules in it, each once, the model first."""
     parts, seen = [model], {model}
-    for part in parts:  # which grows
+    for part in parts:  # the list grows in the loop
         children = part.__dict__.get(CHILDREN)
         for child in dict(part.named_children()).values() if children is None else children.values():
             if child is not None and child not in seen:
@@ -92,7 +90,7 @@ def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def own_class(model: torch.nn.Module) -> type:
-    """Return the class of a model as it was before it was accelerated."""
+    """Return the class that a model had before it was accelerated."""
     cls: Any = type(model)
     return cls.plain_class() if hasattr(cls, "plain_class") else cls
 
@@ -101,18 +99,18 @@ def own_class(model: torch.nn.Module) -> type:
 
 
 def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
-    """Hooks around a module's forward pass that may change it; for None those around every module that there is."""
+    """Yield hooks around a module's forward pass that may change it; for None, the global hooks."""
     hooks = global_hooks() if module is None else forward_hooks(module)
     yield from (hook for hook in hooks if getattr(hook, "__module__", None) not in _OBSERVING)
 
 
 def global_hooks() -> list[Callable[..., Any]]:
-    """Return all hooks around every module that there is."""
+    """Return all global hooks, which torch runs around every module."""
     return [hook for hooks in _GLOBAL_HOOKS for hook in list(hooks.values())]
 
 
 def _dictionaries_of_global_hooks() -> list[dict[int, Callable[..., Any]]]:
-    """Return the dictionaries in which torch keeps hooks around all modules, which are always the same ones."""
+    """Return the dictionaries in which torch keeps global hooks; torch never replaces them."""
     handles = [
         register(lambda *_: None) for register in (register_module_forward_hook, register_module_forward_pre_hook)
     ]
@@ -126,14 +124,14 @@ _GLOBAL_HOOKS = _dictionaries_of_global_hooks()
 
 
 def device_map_hooks(module: torch.nn.Module) -> Iterator[Any]:
-    """Hooks of a device map on a module, of the package accelerate, each by itself."""
+    """Yield each device map hook that the package accelerate has set on a module."""
     for hook in list(vars(module).values()):
         if hasattr(hook, "pre_forward") and not isinstance(hook, torch.nn.Module):
             yield from getattr(hook, "hooks", (hook,))
 
 
 def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """Foreign code among the hooks of a module, those of device maps included."""
+    """Yield the foreign hooks of a module, those of device maps included."""
     yield from filter(is_foreign_hook, forward_hooks(module))
     for hook in device_map_hooks(module):
         if not is_own(type(hook).__module__):
@@ -141,26 +139,26 @@ def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether calls of a module go to a graph that torch.compile made."""
+    """Return whether calls of a module run a graph made by torch.compile."""
     return is_graph(module.forward) or bool(compiled_calls(module))
 
 
 def compiled_calls(module: torch.nn.Module) -> list[str]:
-    """Names of a module's attributes that torch calls in place of the module's own code, and torch.compile has made."""
+    """Return the names of a module's attributes made by torch.compile, which torch calls in place of its own code."""
     names = CALLED_INSTEAD | {"forward"}
     return [name for name, value in vars(module).items() if name in names and is_graph(value)]
 
 
 def is_graph(function: Any) -> bool:
-    """Whether a function, method or module was made by torch.compile."""
+    """Return whether a function, method or module was made by torch.compile."""
     inner = getattr(function, "__func__", function)
     home = inner.__globals__.get("__name__") if type(inner) is FunctionType else type(inner).__module__
     return hasattr(inner, "get_compiler_config") and str(home).startswith("torch.")
 
 
 def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with its calls as they were before torch.compile of it or of its `forward`: the same parts and weights
-    in another object. The model itself where it is not compiled; parts that are compiled stay so.
+    """Return the model without torch.compile of the whole model or of its `forward`: another object with the same parts
+    and weights, or the model itself if it is not compiled. Compiled parts stay compiled.
     """
     if not is_compiled(model):
         return model
@@ -174,9 +172,7 @@ def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_uncompiled(plain: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether `uncompiled(model)` would be as it was when it returned `plain`: other attributes may have been set on
-    the model since.
-    """
+    """Return whether `uncompiled(model)` would still equal `plain`: attributes may have been set on the model since."""
     names = CALLED_INSTEAD | {"forward"}
     now, then = (
         {name: id(value) for name, value in vars(each).items() if name not in names} for each in (model, plain)
@@ -188,11 +184,11 @@ def is_uncompiled(plain: PreTrainedModel, model: PreTrainedModel) -> bool:
 
 
 Replaced = tuple[Any, str, Any]
-"""A function of torch or transformers that another package has put there: the module or class that has it, its name
-there, and itself.
+"""A function of torch or transformers that another package has replaced: the module or class that has it, its name
+there, and the function itself.
 """
 _last_seen: dict[Any, tuple[list[Any], tuple[Replaced, ...]]] = {}
-"""The contents of modules and classes when they were last looked at, and what was replaced in them."""
+"""Contents of modules and classes at the last check, and the functions replaced in them."""
 
 
 def replaced_in_libraries() -> tuple[Replaced, ...]:
@@ -201,14 +197,12 @@ def replaced_in_libraries() -> tuple[Replaced, ...]:
 
 
 def replaced_in(holder: Any) -> tuple[Replaced, ...]:
-    """Return the same of one module or class of these libraries; it is looked through when its contents are others
-    than the last time.
-    """
+    """Return the replaced functions of one of these modules and classes; changed contents are searched again."""
     contents = [*vars(holder).values()]
     try:
         if holder in _last_seen and _last_seen[holder][0] == contents:
             return _last_seen[holder][1]
-    except Exception:  # what is set there may fail to compare
+    except Exception:  # objects set there may fail to compare
         pass
     replaced = tuple(
         (holder, name, function)
@@ -224,8 +218,8 @@ def replaced_in(holder: Any) -> tuple[Replaced, ...]:
 
 
 def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Return code around a model that is of none of its modules, each with its description, which lacks its name:
-    foreign hooks around all modules, foreign modes of torch in this thread, and the functions that are registered with
+    """Return code around a model that belongs to none of its modules, each with its description, a format with a gap
+    for the name: foreign global hooks, foreign torch modes in this thread, and the functions registered with
     transformers for its attention and its masks, below our own stand-ins.
     """
     code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign_hook(hook)]
@@ -235,7 +229,7 @@ def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def registered_attention(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Return the functions of `code_around` that are registered for a model's attention and its masks."""
+    """Return the functions among `code_around` that are registered for a model's attention and its masks."""
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig):
         return []

@@ -1,11 +1,11 @@
-"""A model that reads trees: one forward pass over the nodes of a draft.
+"""Target model: one forward pass over the nodes of a draft.
 
-A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
-own ancestors, and positions of context length plus depth. No model code is copied or changed; what a family needs
-beyond that is in `architectures`. `target` and `draft` are roles that such a model can have.
+A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context, its
+ancestors and itself, and positions of context length plus depth. No model code is copied or changed; `architectures`
+holds what else a family needs. `target` and `draft` are roles that such a model can have.
 
-Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
-have the same position. Rows may differ, so that the same code serves several sequences with holes in their caches.
+Positions, not cache slots, determine what is within a window or a chunk: nodes of one depth lie in different slots and
+have the same position. Rows may differ, so the same code serves several sequences with holes in their caches.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from .recurrence import Mixer
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
-"""One mask for all layers, or one by type of layer."""
+"""One mask for all layers, or one per layer type."""
 _ALIGNED = 8
-"""Numbers: rows of a mask begin at multiples of it, as attention kernels of accelerators require."""
+"""Rows of a mask begin at multiples of this many numbers, as attention kernels of accelerators require."""
 
 
 class Target:
-    """One model, ready to read trees."""
+    """One model, prepared for forward passes over trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError as far as it shows without trying, as `support.ready` does."""
+        """Raise UnsupportedModelError if this shows without running the model, as `support.ready` does."""
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(model_info(model).reason)
         self.facts = facts_of(model)
         """Facts about the model in its present state."""
         self.info = info = model_info(model, self.facts)
-        """Facts that hold without running it."""
+        """Facts known without running it."""
         if info.reason is not None:
             raise UnsupportedModelError(info.reason)
         device = input_device(model)
@@ -63,47 +63,45 @@ class Target:
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
         self.cache_layout = layout_of(DynamicCache(config=self.config))
-        """What its own cache is made of, before anything is read."""
+        """Layer types of the model's own empty cache."""
         self._attention_names = stand_in(self.config, info.attention, info.named_attention)
-        """Names of the attention functions that ours stand in for."""
+        """Names of the attention functions that ours replace."""
         self.eager = uncompiled(model)
-        """The model that forward passes call: torch would recompile for every new shape of a tree."""
+        """The uncompiled model, which forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
-        """Ids, masks and positions of its forward passes."""
+        """Builds the ids, masks and positions of its forward passes."""
         self.fixed_shapes = device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
-        """Whether passes over drafts have shapes from few (`frames`): on an accelerator, where positions are an
+        """Whether passes over drafts have one of a few shapes (`frames`): on an accelerator, if positions are an
         argument.
         """
         self.prepacked = prepacked_of(model)
-        """Prepacked weights, where `prepack` was called before."""
+        """Prepacked weights, if `prepack` was called before."""
         self.compiled = self.eager is not model
-        """Whether it is compiled as a whole by torch.compile."""
+        """Whether the whole model is compiled by torch.compile."""
         self.processes = model.tp_size or 1
         """Number of processes that hold a part of the model each (tensor parallelism)."""
         self.vocab_size, self.max_length = vocabulary_size(model), context_length(model)
-        """Number of logits, which is the number of ids that a draft may name; and the context length in tokens, None if
-        its configuration does not say.
-        """
+        """Number of logits, the limit for token ids of a draft; and the context length in tokens, None if unknown."""
         embeddings = getattr(model.get_input_embeddings(), "weight", None)
         self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
-        """Number of input ids."""
+        """Number of token ids that it can embed; 0 if unknown."""
         if 0 < self.embedded < self.vocab_size:
             raise UnsupportedModelError(
-                f"{type(model).__name__} has logits of {self.vocab_size} tokens and embeds {self.embedded}: a draft "
-                "could name one that it cannot read"
+                f"{type(model).__name__} has logits of {self.vocab_size} tokens but embeds {self.embedded}: a draft "
+                "could contain a token that it cannot read"
             )
         self.arguments = arguments_of(model)
-        """The arguments that its forward names."""
+        """Names of the arguments of its forward."""
         self._takes_positions = "position_ids" in self.arguments
         self._takes_mask = info.key_bias is None and ("attention_mask" in self.arguments or not info.recurrent)
-        """Whether masks of trees are an argument of its forward."""
+        """Whether its forward takes tree masks as an argument."""
         self.cache_argument = cache_argument(self.arguments) or CACHE
-        """The argument of its forward that takes the cache."""
+        """The forward argument that takes the cache."""
         self.leaves_logits_out = "logits_to_keep" in self.arguments
-        """Whether it can compute the logits of the last tokens only."""
+        """Whether it can compute the logits of only the last tokens."""
         self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        """Arguments of all passes, whatever the configuration says."""
-        if "output_router_logits" in self.arguments:  # for a loss alone, which takes no mask of a tree
+        """Arguments of every pass, whatever the configuration says."""
+        if "output_router_logits" in self.arguments:  # needed only for a loss, which cannot take a tree mask
             self._options["output_router_logits"] = False
 
     @cached_property
@@ -115,7 +113,7 @@ class Target:
 
     @cached_property
     def shape(self) -> str:
-        """A short name for its configuration, wherever it was loaded from."""
+        """Short name of its configuration, wherever it was loaded from."""
         return shape_of(self.model.config)
 
     @cached_property
@@ -124,7 +122,7 @@ class Target:
         return bytes_read(self.model)
 
     def is_current(self) -> bool:
-        """Whether the model is as it was when it was made ready."""
+        """Return whether the model has not changed since this target was made."""
         facts, packed = facts_of(self.model), self.prepacked
         if facts is not self.facts or facts.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
             return False
@@ -133,9 +131,7 @@ class Target:
         return packed is None or packed.unchanged
 
     def unmeasured(self) -> Target:
-        """Return the model without prepacked weights whose use depends on measurements: it rounds alike in every
-        process.
-        """
+        """Return the target without prepacked weights that depend on measurements: it rounds alike in every process."""
         if self.prepacked is None or self.prepacked.fixed:
             return self
         unmeasured = copy.copy(self)
@@ -144,8 +140,8 @@ class Target:
 
     @contextlib.contextmanager
     def _experts_of_decoding(self) -> Iterator[None]:
-        """For the length of a pass over a few nodes on an accelerator, let experts be computed as transformers does
-        while it decodes: one matrix product an expert and token is faster than products over groups of tokens.
+        """Within a pass over a few nodes on an accelerator, compute experts as transformers does while it decodes: one
+        matrix product per expert and token is faster than products over groups of tokens.
         """
         chosen = chosen_experts(self.model)
         if chosen is None or "grouped_mm" not in chosen.values():
@@ -160,7 +156,7 @@ class Target:
             self.model.set_experts_implementation(chosen)
 
     def turns(self) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-        """Return what a call enters for the length of each step, and with True for its last: nothing unless its forward
+        """Return the context that a call enters for each step, with True for its last; it does nothing unless forward
         passes change the model.
         """
         border = self.info.border
@@ -175,8 +171,8 @@ class Target:
         return TreeCache(DynamicCache(config=self.config))
 
     def forward(self, inputs: PassInputs, cache: TreeCache, last: int = 0) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
-        of the `last` ones alone where the model can leave the others out. They are on the model's input device.
+        """Return logits (batch, n, vocabulary) after each of the n nodes of `inputs`, on the model's input device, and
+        append their slots to the cache; with `last`, after only the last nodes, where the model supports that.
         """
         info, mask, windowed = self.info, inputs.mask, cache.windowed
         if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):
@@ -207,7 +203,7 @@ class Target:
         return logits.to(self.device)
 
     def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
+        """Run `forward`; also return the last hidden states (batch, n, hidden), of which the logits were computed."""
         from .hidden import last_state, layer_states
 
         with layer_states(self.model, last_state(self.config.num_hidden_layers)) as states:
@@ -217,8 +213,8 @@ class Target:
     def read(
         self, tokens: torch.Tensor, cache: TreeCache, last: int = 0, padding: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
-        `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no sequence.
+        """Return logits (batch, n, vocabulary) after plain text, tokens (batch, n) that follow everything in the cache;
+        `last` as in `forward`. The first `padding[row]` tokens read this way, over all reads, are padding.
         """
         tokens, more = tokens.to(self.device), {**self._options, self.cache_argument: cache.cache}
         if last and self.leaves_logits_out:
@@ -228,7 +224,7 @@ class Target:
             before = torch.tensor(padding, device=self.device)[:, None]
             more["attention_mask"] = (places >= before).long()
             places = (places - before).clamp(min=0)
-        if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
+        if self._takes_positions:  # some multimodal models would continue an earlier call's
             more["position_ids"] = places[:, -tokens.shape[1] :]
         behind = tokens.shape[1] > 1 and cache.length > 0  # where every layer has a mask
         grouped = behind and self.info.named_attention
@@ -241,7 +237,7 @@ class Target:
 
 
 class PassInputs(NamedTuple):
-    """What a forward pass over n nodes of trees is given."""
+    """Inputs of a forward pass over n nodes of trees."""
 
     tokens: torch.Tensor
     """(batch, n) int64."""
@@ -250,11 +246,11 @@ class PassInputs(NamedTuple):
     positions: torch.Tensor
     """(batch, n) int64."""
     frame: Frame | None = None
-    """The slots of a pass of a fixed shape."""
+    """Slots of a pass of a fixed shape."""
     parents: Sequence[Sequence[int]] | None = None
     """For recurrent layers, the parent of each node, -1 for the root; None for lone roots."""
     key_positions: torch.Tensor | None = None
-    """(batch, length) positions of the slots before the nodes, where some belong to nodes of a tree."""
+    """(batch, length) positions of the slots before the nodes, if some of these slots hold nodes of a tree."""
 
 
 def _key_positions(inputs: PassInputs, cache: TreeCache) -> torch.Tensor:
@@ -276,8 +272,8 @@ class TreeInputs:
     def of(
         self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
     ) -> PassInputs:
-        """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
-        `lengths[row]` tokens, the first ones of the `cached` slots of the cache. Rows of a batch that are not `active`
+        """Return the inputs of a pass over one draft per sequence, padded to the largest. Each root follows
+        `lengths[row]` tokens, the first of the `cached` slots of the cache. Rows of a batch that are not `active`
         attend to nothing; by default all are.
         """
         if len(drafts) > 1:
@@ -293,8 +289,8 @@ class TreeInputs:
         )
 
     def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> PassInputs:
-        """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of the cache,
-        and over a draft that follows them: m + n rows.
+        """Return the inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of
+        the cache, and over a draft that follows them: m + n rows.
         """
         m = len(unread)
         depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
@@ -304,10 +300,10 @@ class TreeInputs:
         return PassInputs(tokens[None], self._masks(ancestors, depths, cached), (depths + cached)[None])
 
     def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
-        """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
-        cache, in order: for a tree that is grown layer by layer.
+        """Return the inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots
+        in the cache, in order: for a tree that is grown layer by layer.
 
-        `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
+        `tokens` (n,); `ancestors` (n, nodes) bool: the nodes that each new node sees; `depths` (nodes,).
         """
         n = len(tokens)
         inputs = PassInputs(tokens[None], self._masks(ancestors, depths, length), (depths[-n:] + length)[None])
@@ -328,7 +324,7 @@ class TreeInputs:
             visible[row, :nodes, cached : cached + nodes] |= self._sent(draft.ancestors)
         keys = torch.cat([torch.arange(cached, device=device).expand(len(drafts), cached), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
-        if not self._info.recurrent or cached == 0:  # before anything was read there is no state to begin with
+        if not self._info.recurrent or cached == 0:  # an empty cache has no state to begin with
             return PassInputs(ids, mask, positions)
         parents = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
         return PassInputs(ids, mask, positions, parents=parents)
@@ -337,7 +333,7 @@ class TreeInputs:
         return torch.from_numpy(array).to(self._device)
 
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
-        """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
+        """Return masks (1, 1, n, length + nodes) for the last n nodes of a tree; see `of_layer`."""
         n, nodes = ancestors.shape
         if self._sees_all:
             mask = _zeros((1, 1, n, length + nodes), self._dtype, self._device)
@@ -357,12 +353,11 @@ def masks(
     key_positions: torch.Tensor,
     dtype: torch.dtype,
 ) -> Masks:
-    """Masks to be added to attention scores, (batch or 1, 1, n, length + n) each: 0 where a query sees a key, else the
-    lowest number.
+    """Return masks to be added to attention scores, (batch or 1, 1, n, length + n) each: 0 where a query sees a key,
+    else the lowest number.
 
-    `visible` (batch or 1, 1, n, length + n) bool says what may be seen at all: no padding, no holes, no unrelated
-    tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share a mask; a single one
-    is returned alone.
+    `visible` (batch or 1, 1, n, length + n) bool leaves out padding, holes and unrelated tokens. Positions are (batch
+    or 1, n) and (batch or 1, length + n). Layers of one reach share a mask; a single mask is returned by itself.
     """
     by_reach: dict[Reach, torch.Tensor] = {}
     for reach in layers.values():
@@ -377,7 +372,7 @@ def masks(
 
 
 def within_windows(mask: Masks, layers: Mapping[str, Reach], layer: TreeLayer) -> Masks:
-    """Leave out of masks the slots that layers like this one, which have a window, have dropped."""
+    """Return masks without the slots that windowed layers such as `layer` have dropped."""
     if isinstance(mask, torch.Tensor):
         return _within_window(mask, layer)
     near = {id(whole): _within_window(whole, layer) for kind, whole in mask.items() if layers[kind] != Reach()}
@@ -385,7 +380,7 @@ def within_windows(mask: Masks, layers: Mapping[str, Reach], layer: TreeLayer) -
 
 
 def _within_window(mask: torch.Tensor, layer: TreeLayer) -> torch.Tensor:
-    """The columns of a mask (batch, 1, n, length + nodes) that a layer still has, in the order of its own."""
+    """Return the columns of a mask (batch, 1, n, length + nodes) that a layer still has, in the layer's order."""
     length, columns = layer.length, layer.columns
     if len(set(layer.starts)) == 1 and layer.starts[0] + columns == length:
         near = mask.narrow(3, layer.starts[0], mask.shape[3] - layer.starts[0])
@@ -395,12 +390,12 @@ def _within_window(mask: torch.Tensor, layer: TreeLayer) -> torch.Tensor:
         index = slots.clamp(max=length - 1)[:, None, None].expand(rows, 1, n, columns)
         cached = mask.gather(3, index).masked_fill((slots >= length)[:, None, None], torch.finfo(mask.dtype).min)
         near = torch.cat([cached, mask[..., length:]], dim=3)
-    # Rows of a mask on an accelerator begin at multiples of `_ALIGNED`.
+    # On an accelerator, rows of a mask begin at multiples of `_ALIGNED`.
     return near if mask.device.type == "cpu" else _zeros(near.shape, mask.dtype, mask.device).copy_(near)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros whose rows begin at multiples of `_ALIGNED` on an accelerator."""
+    """Return zeros whose rows begin at multiples of `_ALIGNED` on an accelerator."""
     *rows, columns = shape
     wide = columns if device.type == "cpu" else -(-columns // _ALIGNED) * _ALIGNED
     return torch.zeros(*rows, wide, dtype=dtype, device=device)[..., :columns]

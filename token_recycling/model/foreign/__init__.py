@@ -1,33 +1,33 @@
 """Foreign code in and around a model, and whether the model may be accelerated with it.
 
-Verifying a tree is exact if every row of a forward pass is computed alike, whatever other rows the pass has, and if
-`generate` passes to the model what the loop passes. The families of transformers keep that (`architectures`). Code that
-a user or another library brings may not: a steering hook may change the last row alone, an overridden
-`prepare_inputs_for_generation` may change the tokens, a processor may write to a weight between two passes.
+Tree verification is exact only under two conditions: a forward pass computes every row alike, whatever other rows it
+has, and `generate` passes the same inputs to the model as the loop does. The families of transformers meet both
+(`architectures`). Code from a user or another library may not: a steering hook may change only the last row, an
+overridden `prepare_inputs_for_generation` may change the tokens, a processor may write to a weight between two passes.
 
-**What is foreign** (`model.origin`): code of any package but transformers, torch, accelerate, this one and Python's own
-library. `search` lists it: hooks, modules of other classes, methods and functions that were replaced in an object, a
-class, a family's module or a library, attention that is registered by name, modes of torch. A model without foreign
-code costs nothing but the search, once for each of its forms (`facts`).
+**Foreign code** (`model.origin`) belongs to any package except transformers, torch, accelerate, this one and Python's
+standard library. `search` lists it: hooks, modules of other classes, methods and functions that were replaced in an
+object, a class, a family's module or a library, attention registered by name, and torch modes. A model without foreign
+code costs only the search, which is repeated when the model or its code changes (`facts`).
 
-**What no trial can show** is left to `generate`: another loop, functions that choose tokens, random numbers of training
-mode, functions of caches that were replaced (`search`).
+**Code that no trial can clear** runs through transformers' own `generate`: another decoding loop, functions that choose
+tokens, random numbers of training mode, replaced functions of caches (`search`).
 
-**What is plain** (`plain`): code that keeps no state, so that a trial of it holds for as long as the values that it
-reads are the same. It stores nothing outside its local variables, it reaches nothing that may change unnoticed, and
-each name that it uses is listed there as harmless. Other code is left to `generate`. Adapters of peft and what trl sets
-on a model are plain.
+**Plain code** (`plain`) keeps no state, so a trial stays valid while the values that the code reads are unchanged. It
+stores nothing outside its local variables, reaches nothing that may change unnoticed, and uses only names listed as
+harmless. Other code runs through `generate`. Adapters of peft and functions that trl sets on a model are plain.
 
-**What a trial proves** (`trial`, the only part that runs anything): that our passes over a tree, behind a prompt, with
-several numbers of rows and sequences, give the logits of `generate` along the same tokens, to rounding. It is made once
-for each form of the code: its functions and the values that they read. What it need not meet is traced (`decisions`).
+**A trial** (`trial`, the only part that runs anything) compares logits, up to rounding: those of our passes over a
+tree, after a prompt, with several numbers of rows and sequences, with those of `generate` along the same tokens. It
+runs once per form of the code: its functions and the values that they read. Cases that a trial may miss are traced
+(`decisions`).
 
-**Code beside the model** (`bystanders`): processors, criteria and streamers run between forward passes, which are
-fewer here, behind a cache that holds drafts. Code that could reach the model, its weights or that cache is left to
-`generate`; so is all code beside a model that runs foreign code, with which it could share state.
+**Code next to the model** (`bystanders`): processors, criteria and streamers run between forward passes. Accelerated
+calls have fewer passes, and their cache holds drafts. So a call runs through `generate` if such code could reach the
+model, its weights or that cache, or if the model runs foreign code with which it could share state.
 
-**Who decides**: `why_not`, in each call. Each refusal names the code, where it is and why. Trials, and the search for
-what code reaches, are loaded once there is foreign code.
+`why_not` decides in each call. Each refusal names the code, its location and the reason. The modules for trials and for
+searching reachable objects are imported only if there is foreign code.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
 
 
 def why_not(target: Target, batch: int, padded: bool, beside: Sequence[Any], cache: Cache | None) -> str | None:
-    """Return why foreign code prevents accelerating a call of a model with `batch` sequences, `padded` or not, or None;
-    with code `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are kept;
-    what the code reaches, which others may change between calls, is searched in every call.
+    """Return why foreign code prevents accelerating a call with `batch` sequences, `padded` or not, or None. `beside`:
+    code next to the model (`code_beside`); `cache`: the caller's own, if the call has one. Results of trials are kept.
+    Reachable objects may change between calls, so they are searched in every call.
     """
     pieces, reason = _code_in(target)
     if reason is None and cache is not None:
@@ -64,7 +64,7 @@ def why_not(target: Target, batch: int, padded: bool, beside: Sequence[Any], cac
 
 
 def mixes_sequences(target: Target) -> bool:
-    """Whether foreign code may look at all sequences of a batch, so that none may join or leave it."""
+    """Return whether foreign code may read across the sequences of a batch, so that none may join or leave it."""
     pieces, _ = _code_in(target)
     if not pieces:
         return False
@@ -74,9 +74,7 @@ def mixes_sequences(target: Target) -> bool:
 
 
 def why_not_plain(model: PreTrainedModel, code: Any) -> str | None:
-    """Return why code beside a model may keep state from call to call, or None if it is plain; grammar libraries keep
-    none that matters.
-    """
+    """Return why code next to a model may keep state between calls; None if it is plain, as grammar libraries are."""
     from .bystanders import GRAMMARS
     from .plain import Reachable
 
@@ -86,8 +84,8 @@ def why_not_plain(model: PreTrainedModel, code: Any) -> str | None:
 
 
 def code_beside(objects: Iterable[Any]) -> list[Any]:
-    """Return the code of users or other libraries among processors, criteria and streamers: the objects themselves, or
-    functions that an object of transformers calls.
+    """Return the code of users or other libraries among processors, criteria and streamers: foreign objects, and
+    foreign functions held by objects of transformers.
     """
     code = []
     for bystander in objects:
@@ -103,7 +101,7 @@ def code_beside(objects: Iterable[Any]) -> list[Any]:
 
 
 def _code_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
-    """Return the foreign code in a model that trials must prove, and why none could; searched once."""
+    """Return the foreign code in a model that trials must check, and why no trial can clear it; searched once."""
 
     def search() -> tuple[tuple[Foreign, ...], str | None]:
         pieces = foreign_code(target.model, target.info.quantised)

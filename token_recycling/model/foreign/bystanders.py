@@ -1,10 +1,10 @@
-"""Code of a call beside the model: processors, criteria and a streamer, which `generate` calls between forward passes.
+"""Code next to the model: processors, criteria and a streamer, which `generate` calls between forward passes.
 
-`generate` makes one pass for each token; here a pass covers several, and the cache holds drafts. So a call is left to
-`generate` if such code reaches the model, a weight of it or the caller's cache, and if the model runs foreign code
-other than that of adapters and trainers, with which it could share state. Code is followed through all that it holds
-and the globals that its functions name; objects of users' classes by the attributes that are named. Processors of the
-grammar libraries hold none of these and are not searched.
+`generate` runs one forward pass per token. An accelerated pass covers several tokens, and the cache holds drafts. So a
+call runs through `generate` if such code reaches the model, one of its weights or the caller's cache. It also does if
+the model runs foreign code, except that of adapters and trainers, with which such code could share state. The search
+follows all objects that the code holds and the globals that its functions name; in objects of users' classes, only the
+attributes that are named. Processors of the grammar libraries hold no part of a model and are not searched.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .bytecode import operations_in
 from .search import Foreign
 
 GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer"})
-"""Packages whose processors hold a grammar and nothing of a model."""
+"""Packages whose processors hold a grammar and no part of a model."""
 _LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
-"""Packages whose functions forward passes and `generate` call."""
+"""Packages whose functions are called by forward passes and `generate`."""
 _MOST = 100_000
-"""Objects that are followed from one piece of code."""
+"""Maximum number of objects followed from one piece of code."""
 _SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module"})
 """Names by which code finds objects that it does not hold."""
 _EVALUATING = frozenset({"eval", "exec", "__import__"})
-"""Builtin functions that name in a string what they find."""
+"""Builtin functions that find objects by a name in a string."""
 _THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "asyncio.base_events", "_io"})
-"""Modules whose objects lead to all threads, handlers or files of a process."""
+"""Modules whose objects lead to all threads, handlers or files of the process."""
 _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
-"""Names by which code reads attributes that it does not name."""
+"""Names by which code reads attributes without naming them."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, CodeType, PreTrainedTokenizerBase)
 
@@ -51,14 +51,14 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, CodeType
 def why_not(
     model: PreTrainedModel, foreign: Sequence[Foreign], beside: Sequence[Any], cache: Cache | None
 ) -> str | None:
-    """Return why calls with code beside the model must be left to `generate`, or None. `cache`: that of the caller, if
+    """Return why a call with code `beside` the model must run through `generate`, or None. `cache`: the caller's, if
     the call has one.
     """
     beside = [code for code in beside if not is_of(code, GRAMMARS)]
     in_model = [piece for piece in foreign if not piece.is_known]
     if beside and in_model:
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
-        return f"{shared}, which sees other passes than those of generate"
+        return f"{shared}, which sees forward passes that generate would not run"
     caches = {id(item) for item in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
     parts, memory = parts_of(model), memory_of((*model.parameters(), *model.buffers()))
     of_model = {
@@ -73,21 +73,21 @@ def why_not(
             if isinstance(item, FunctionType) and (changed := _changes_libraries(item)):
                 return f"{name_of(code)} changes {changed} between forward passes"
             if count >= _MOST or (isinstance(item, FunctionType) and _searches(item)):
-                return f"{name_of(code)} reaches too much to see whether the model is among it"
+                return f"{name_of(code)} reaches too many objects to rule out the model"
     return None
 
 
 def memory_of(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Addresses of the memory that tensors are views of."""
+    """Return the addresses of the storages that tensors are views of."""
     addresses = set()
     for tensor in tensors:
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # one that wraps others has no memory of its own
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # wrapper tensors have no storage
             addresses.add(tensor.untyped_storage().data_ptr())
     return addresses - {0}
 
 
 def _reached(code: Any) -> Iterator[Any]:
-    """All objects that code can reach, itself included: of objects of users' classes, the attributes that it names."""
+    """Yield all objects that code can reach, itself included; of users' objects, only the attributes that it names."""
     seen: dict[int, Any] = {}
     names: set[str] = set()
     unread: list[Any] = [code]
@@ -111,9 +111,9 @@ def _reached(code: Any) -> Iterator[Any]:
 
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes of an object of a user's class, and of its class but for `__init__`, by name."""
+    """Yield attributes of an object of a user's class, and of the class except its `__init__`, by name."""
     cls = item if isinstance(item, type) else type(item)
-    written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # a library's own, if methods were replaced
+    written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # and library classes with replaced methods
     if cls is not item:
         members = [member for base in written for member in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
@@ -129,7 +129,7 @@ def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _next_to(item: Any) -> Iterable[Any]:
-    """What a function or an object of a library leads to directly."""
+    """Return the objects that a function or an object of a library refers to directly."""
     if isinstance(item, FunctionType):
         inner = [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
         if not is_own(item.__globals__.get("__name__")):
@@ -158,7 +158,7 @@ def _next_to(item: Any) -> Iterable[Any]:
 
 
 def _own_attributes(item: Any) -> dict[str, Any] | None:
-    """Attributes of an object, without running code of its class."""
+    """Return the attributes of an object without running code of its class."""
     with contextlib.suppress(AttributeError, TypeError):
         attributes: dict[str, Any] = object.__getattribute__(item, "__dict__")
         return attributes
@@ -172,15 +172,15 @@ def _slot(descriptor: MemberDescriptorType, item: Any) -> Any:
 
 
 def _names_in(function: FunctionType) -> frozenset[str]:
-    """Names that a function uses, and constants that could be names; but for those that no code can write, as of what
-    pytest makes of assertions.
+    """Return the names that a function uses, and constants that could be names. Names that no source code can contain,
+    such as those that pytest generates for assertions, are left out.
     """
     operations = operations_in(function.__code__)
     return frozenset(filter(str.isidentifier, operations.globals | operations.attributes | operations.strings))
 
 
 def _searches(function: FunctionType) -> bool:
-    """Whether a function finds objects that it does not hold; libraries do so for messages."""
+    """Return whether a function finds objects that it does not hold. Libraries do so for messages and are exempt."""
     code = function.__code__
     return (
         not is_own(home_of(function))
@@ -190,7 +190,7 @@ def _searches(function: FunctionType) -> bool:
 
 
 def _changes_libraries(function: FunctionType) -> str | None:
-    """Name the module or class of a library of which a function sets an attribute, or None."""
+    """Return the name of the library module or class on which a function sets an attribute, or None."""
     if is_own(function.__globals__.get("__name__")):
         return None
     for name in operations_in(function.__code__).set_on:

@@ -1,4 +1,4 @@
-"""What code does, read from its bytecode: names, stores, and what it does with variables from outside."""
+"""Operations of code, read from its bytecode: names, stores, and its use of variables from outside."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATT
 
 @dataclass(frozen=True)
 class Operations:
-    """What code does, functions within it included."""
+    """Operations of code, functions within it included."""
 
     globals: frozenset[str]
-    """Variables of its module, and builtin functions."""
+    """Global variables and builtin functions."""
     attributes: frozenset[str]
-    """Names of attributes."""
+    """Attribute names."""
     strings: frozenset[str]
-    """Constants that could be names of attributes."""
+    """String constants that could be attribute names."""
     stores: tuple[tuple[str, str], ...]
-    """Operations that store something outside of local variables, or import a module, and the name."""
+    """Operations that store outside local variables or import a module, each with the name."""
     set_on: frozenset[str]
-    """Variables from outside of which it sets attributes, or attributes of attributes."""
+    """Outside variables on which, or on attributes of which, the code sets attributes."""
     in_place: bool
-    """Whether it may write to a tensor."""
+    """Whether the code may write to a tensor in place."""
 
 
 @functools.cache
 def operations_in(code: CodeType) -> Operations:
-    """Read code, once."""
+    """Return the operations of code; cached."""
     variables, attributes, strings, set_on = set[str](), set[str](), set[str](), set[str]()
     stores: list[tuple[str, str]] = []
     in_place = False

@@ -1,9 +1,9 @@
-"""Decisions that plain code makes by numbers of a forward pass: `if states.max() > 9:` changes all rows of the pass by
-one of them, and so does a column that is rounded unless a row of it is large. A trial need not meet the case.
+"""Decisions that plain code bases on numbers of a forward pass. `if states.max() > 9:` changes all rows of the pass
+because of one row; so does a column that is rounded unless one of its rows is large. A trial may not hit such a case.
 
-So what follows from the tokens is traced through all operations of one pass over a tree: no foreign function may take a
-truth value or a fraction of it. Integers may be taken by classes alone: experts are chosen by them, row by row. Then
-some nodes of a tree are made large, or zero, in what foreign code is given: no other node may change.
+So values that follow from the tokens are traced through all operations of one pass over a tree: no foreign function may
+take a truth value or a float of them. Only classes may take integers: they choose experts by them, row by row. In a
+second check some nodes of a tree are made large, or zero, in the inputs of foreign code: no other node may change.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _TAKING = frozenset(
         *("__format__", "__repr__"),
     }
 )
-"""Operations that give a number to Python, or one as text."""
+"""Operations that return a number to Python, or its text form."""
 _COUNTING = frozenset(
     {
         *("__int__", "__index__", "item", "tolist", "numpy", "__array__", "nonzero", "argwhere", "masked_select"),
         *("unique", "unique_consecutive", "bincount", "repeat_interleave"),
     }
 )
-"""Operations that give integers to Python, or as many rows as there are of something."""
+"""Operations that return integers to Python, or whose number of results depends on values."""
 _FACTORS = {torch.float16: (10.0, 0.0)}
 _USUAL_FACTORS = (100.0, 0.0)
-"""What nodes are multiplied by, by type of the model: less where scores of attention would overflow."""
+"""Multipliers of nodes, by the model's dtype: smaller where attention scores would overflow."""
 
 
 def decides_by_numbers(
     target: Target, searched: Sequence[Reachable], texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
 ) -> str | None:
-    """Return the name of a foreign function that decides by numbers of a pass over a tree, or None; the arguments are
-    those of `self_test.tree_logits`. Calls that torch.compile made cannot be traced.
+    """Return the name of a foreign function that bases a decision on numbers of a pass over a tree, or None; the
+    arguments are those of `self_test.tree_logits`. Calls compiled by torch.compile cannot be traced and return None.
     """
     if any(map(is_compiled, parts_of(target.eager))):
         return None
@@ -68,9 +68,9 @@ def decides_by_numbers(
 def large_rows_change_others(
     target: Target, foreign: Sequence[Foreign], texts: torch.Tensor, nodes: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return logits of the nodes that must not change, and what they are, the other nodes being large or zero; None if
-    foreign code has no module of its own. `nodes` (n,): children of the last tokens of the texts (batch, length); where
-    trees cannot branch, the root alone must stay.
+    """Return logits of the nodes that must not change while the other nodes are large or zero, and their expected
+    logits; None if foreign code is in no module except the model itself. `nodes` (n,): children of the last tokens of
+    the texts (batch, length). Where trees cannot branch, only the root must stay unchanged.
     """
     model = target.eager
     holders = {piece.holder: None for piece in foreign if isinstance(piece.holder, torch.nn.Module)}.keys() - {model}
@@ -84,16 +84,14 @@ def large_rows_change_others(
         cache, inputs = before_tree(target, texts, parents, nodes)
         with _scaling(holders, rows, kept, factor):
             logits = target.forward(inputs, cache)[:, :kept]
-        # A large node may overflow, and what is masked is multiplied by zero: that says nothing.
+        # A large node may overflow, and masked values are multiplied by zero: such a result proves nothing.
         results.append(logits if bool(logits.isfinite().all()) else wanted)
     return torch.stack(results), torch.stack([wanted] * len(results))
 
 
 @contextlib.contextmanager
 def _scaling(modules: Iterable[torch.nn.Module], rows: int, first: int, factor: float) -> Iterator[None]:
-    """For the length of the block, multiply the states (batch, rows, ...) that modules are given in this thread, from
-    row `first` on.
-    """
+    """Within the block, multiply the states (batch, rows, ...) given to modules in this thread, from row `first` on."""
     thread = threading.get_ident()
 
     def changed(value: Any) -> Any:
@@ -113,15 +111,15 @@ def _scaling(modules: Iterable[torch.nn.Module], rows: int, first: int, factor: 
 
 
 class _Tracing(TorchFunctionMode):
-    """Traces what follows from tokens, and who takes numbers of it."""
+    """Traces tensors that follow from the tokens, and records the foreign function that takes numbers of them."""
 
     def __init__(self, tokens: torch.Tensor, codes: dict[CodeType, bool]) -> None:
-        """`codes`: those of foreign functions, and whether each may take integers."""
+        """`codes`: code of foreign functions, and whether each may take integers."""
         super().__init__()
         self.decided_by: str | None = None
         self._codes = codes
         self._followed: list[torch.Tensor] = []
-        """Kept, so that no other tensor gets the memory of one."""
+        """Kept alive, so that no other tensor reuses their memory."""
         self._memory: set[int] = set()
         self._follow(tokens)
 
@@ -148,7 +146,7 @@ class _Tracing(TorchFunctionMode):
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    """Tensors among arguments or results of an operation."""
+    """Yield the tensors among arguments or results of an operation."""
     if isinstance(item, torch.Tensor):
         yield item
     elif isinstance(item, (tuple, list)):
@@ -159,7 +157,7 @@ def _tensors(item: Any) -> Iterator[torch.Tensor]:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is none of torch's."""
+    """Return the innermost frame outside torch."""
     while frame is not None and package_of(frame.f_globals.get("__name__")) == "torch":
         frame = frame.f_back
     return frame

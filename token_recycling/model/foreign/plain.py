@@ -1,13 +1,13 @@
-"""Plain code: foreign code in a model that keeps no state, so that a trial of it holds for as long as its values do.
+"""Plain code: foreign code in a model that keeps no state, so that one trial is valid while the code's values stay
+equal.
 
-Code is plain if its functions store nothing outside their local variables, use no name that is not harmless, and reach
-only immutable values, tensors, modules, functions that are plain themselves, and libraries without state. Functions are
-followed through closures, defaults and the globals that they name; modules through the attributes that they name. A
-name is harmless if it is that of an operation on tensors, of a method of an immutable type, of something that a module
-or configuration within reach has, or is listed here. All else, such as an object of a user's class, `random` or
-`torch.manual_seed`, is not plain, whatever it is for: the code is left to `generate`. So is code that appends to a
-list, which would hold the passes of drafts. Adapters of peft, and what trl sets on a model, are known to keep no state,
-and are not searched.
+Code is plain if its functions store nothing outside their local variables, use only harmless names, and reach only
+immutable values, tensors, modules, plain functions, and libraries without state. The search follows functions through
+closures, defaults and the globals that they name, and modules through the attributes that are named. A name is harmless
+if it belongs to an operation on tensors, to a method of an immutable type, or to a module or configuration within
+reach, or if it is listed here. All other code runs through `generate`, whatever its purpose: code that uses an object
+of a user's class, `random` or `torch.manual_seed`, or that appends to a list, which would record the passes of drafts.
+Adapters of peft, and functions that trl sets on a model, are known to keep no state and are not searched.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LIBRARIES = frozenset(
         *("math", "functools", "itertools", "collections", "enum", "dataclasses", "logging", "warnings", "time"),
     }
 )
-"""Packages whose functions keep nothing that a forward pass could change."""
+"""Packages whose functions keep no state that a forward pass could change."""
 _LIBRARIES_BY_NAME = frozenset({"torch", "time"})
-"""Those of them of which that holds for harmless names alone."""
+"""Packages among `_LIBRARIES` for which this holds only for harmless names."""
 _BUILTINS = frozenset(
     {
         *("abs", "divmod", "max", "min", "pow", "round", "sum", "len", "range", "slice", "sorted", "reversed"),
@@ -50,21 +50,22 @@ _BUILTINS = frozenset(
         *("issubclass", "super", "repr", "NotImplemented", "Ellipsis"),
     }
 )
-"""Builtin functions that keep nothing; classes of exceptions are added to them."""
+"""Builtin functions that keep no state; exception classes are allowed too."""
 _FURTHER_NAMES = frozenset(
     {
         *("nn", "functional", "linalg", "fft", "special", "utils", "checkpoint", "Tensor", "Size", "is_tensor"),
         *("no_grad", "inference_mode", "enable_grad", "set_grad_enabled", "autocast", "is_grad_enabled"),
         *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "tensor", "zeros", "finfo", "iinfo"),
-        *("dropout", "scaled_dot_product_attention"),  # random in training mode alone
+        *("dropout", "scaled_dot_product_attention"),  # random only in training mode
         *("forward", "training", "get_submodule", "children", "named_children", "modules", "named_modules"),
         *("debug", "info", "warning", "warning_once", "warn", "error", "sleep", "value", "wraps", "partial"),
         *("__name__", "__version__", "__class__", "__init__", "__getitem__"),
     }
 )
-"""Harmless names of namespaces, modes and factories of torch, of methods of modules and loggers."""
+"""Harmless names of torch namespaces, modes and factories, and of methods of modules and loggers."""
 _CHANGING = frozenset({"append", "extend", "insert", "pop", "remove", "sort", "reverse", "update", "clear", "add"})
-"""Names by which code changes lists and dictionaries: those that it makes itself, unless it has a configuration."""
+"""Methods that change lists and dictionaries: harmless on those that the code creates, unless it has a configuration.
+"""
 _NAMES_OF_CLASSES = frozenset(
     {
         *("past_key_values", "get_seq_length", "get_mask_sizes", "attention_mask", "cache_position"),
@@ -73,14 +74,14 @@ _NAMES_OF_CLASSES = frozenset(
         *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "is_inference"),
     }
 )
-"""Harmless names of a class of modules or outputs, which hands them on. A hook could decide by them on how long a
-sequence is, or on what changes between calls, which no trial varies.
+"""Names that are harmless only in a class of modules or outputs, which passes the values on. A hook could branch by
+them on the length of a sequence, or on values that change between calls, which no trial varies.
 """
 _NOT_IN_A_PASS = (
     *("__", "set_", "get_", "_get_", "_init", "_set_", "from_", "_from_", "save_", "_load", "resize_", "generate"),
     *("_prepare_generation", "reset_parameters", "tie_weights", "extra_repr"),
 )
-"""How the names of methods begin that no forward pass calls, unless the code names them."""
+"""Prefixes of methods that no forward pass calls unless the code names them."""
 _CALLED_BY_PYTHON = frozenset({"__call__", "__getattr__", "__getattribute__", "__getitem__", "__post_init__"})
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), Enum),
@@ -88,22 +89,22 @@ _IMMUTABLE = (
 )
 _HINTS = (GenericAlias, UnionType, typing.TypeVar, type(typing.Any), type(typing.Optional[int]), type(typing.List[int]))  # noqa: UP006, UP045
 _SMALL = 4096
-"""Numbers of a tensor that are compared in every call; of others, the address and how often torch wrote to them."""
+"""Elements up to which a tensor is compared in every call; of a larger one, its address and version counter."""
 _EXPONENTS = 4
-"""Binary exponents that count as one magnitude, so that training seldom changes it."""
+"""Binary exponents per magnitude, so that training seldom changes it."""
 _FEW = 16
 _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
 Gist = tuple[float | None, int]
-"""Of a weight, the number that it is full of, or None, and the magnitude of some of its numbers."""
+"""The number that fills a weight, or None, and the magnitude of a sample of its elements."""
 Numbers = dict[Any, tuple[int, Gist]]
-"""By weight, how often it was written to when it was looked at, and its gist."""
+"""By weight, its version counter when it was last read, and its gist."""
 
 
 @functools.cache
 def _harmless_names() -> frozenset[str]:
-    """Names by which code reads or computes, and changes at most what it has made itself."""
+    """Return names whose use only reads or computes, and changes at most objects that the code created itself."""
     operations = {function.__name__ for functions in get_overridable_functions().values() for function in functions}
     names = {*operations, *(name for cls in torch.Tensor.__mro__ for name in vars(cls))}
     names |= {name for cls in (*_IMMUTABLE, tuple, frozenset, MappingProxyType, math) for name in dir(cls)}
@@ -120,30 +121,30 @@ def _is_harmless(name: str) -> bool:
 
 
 def _is_random(name: str) -> bool:
-    """Whether an operation of torch takes random numbers."""
+    """Return whether a torch operation uses random numbers."""
     operation = getattr(torch.ops.aten, name, None)
     variants = [getattr(operation, variant) for variant in getattr(operation, "overloads", list)()]
     return any(torch.Tag.nondeterministic_seeded in variant.tags for variant in variants)
 
 
 class Reachable:
-    """What foreign code reaches, and whether it is plain."""
+    """Objects that a piece of foreign code reaches, and whether it is plain."""
 
     def __init__(self, model: torch.nn.Module, piece: Foreign) -> None:
         self.description, self.code = piece.description, piece.code
         self.reason: str | None = None
-        """What is not plain, or None."""
+        """Why the code is not plain, or None."""
         self.functions: list[FunctionType] = []
         self.values: list[tuple[str, Any]] = []
         """Immutable values, configurations and tensors, by name."""
         self.variables: list[tuple[str, Any]] = []
-        """What functions have in variables from outside and in defaults, by name."""
+        """Outside variables and defaults of the functions, by name."""
         self._names: set[str] = set()
         self._strings: set[str] = set()
         self._namespaces: list[ModuleType] = []
-        """Modules of Python, whose contents are followed once the code names them."""
+        """Python modules; their contents are followed once the code names them."""
         self._resolved: set[str] = set()
-        """Names of such contents, and of what classes have."""
+        """Names found in those modules and in classes."""
         self._in_place = self._names_attributes_by_strings = False
         self._seen: dict[int, Any] = {}
         self._modules: list[torch.nn.Module] = parts_of(model)
@@ -152,7 +153,7 @@ class Reachable:
         """Methods that are followed once the code names them."""
         self._unread: list[tuple[str, Any]] = [(piece.description, piece.code)]
         self.is_class = isinstance(piece.code, type)
-        """Whether it is a class, whose code names sizes of its weights too."""
+        """Whether the code is a class, which also names sizes of its weights."""
         while self.reason is None and (self._unread or self._follow_names()):
             name, item = self._unread.pop()
             if id(item) not in self._seen:
@@ -167,7 +168,7 @@ class Reachable:
         return [value for _, value in self.values if isinstance(value, torch.Tensor)]
 
     def _follow_names(self) -> bool:
-        """Go on with what the code names of modules and classes; whether there is anything new."""
+        """Queue the contents of modules and classes that the code names; return whether there is anything new."""
         names = self._names | self._strings
         named = [(name, method) for name, method in self._methods if name in names]
         named += [item for namespace in self._namespaces for item in self._contents(namespace, names)]
@@ -176,7 +177,7 @@ class Reachable:
         return bool(self._unread)
 
     def _why_not_names(self) -> str | None:
-        """Return which name is not harmless, or None."""
+        """Return a reason that gives a name which is not harmless, or None."""
         strings = self._strings if self._names_attributes_by_strings else set()
         names = self._names | strings
         unknown = {name for name in names - self._resolved if not _is_harmless(name)}
@@ -202,7 +203,7 @@ class Reachable:
         return None
 
     def _follow(self, name: str, item: Any) -> None:
-        foreign = not is_own(type(item).__module__)  # whatever it derives from, its methods may keep state
+        foreign = not is_own(type(item).__module__)  # whatever its bases, its methods may keep state
         if foreign and not isinstance(item, (type, torch.nn.Module, PretrainedConfig)):
             self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
         elif isinstance(item, (*_IMMUTABLE, torch.Tensor, PretrainedConfig)):
@@ -229,7 +230,7 @@ class Reachable:
             self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
 
     def _is_stateless(self, item: Any) -> bool:
-        """Whether something written in a compiled language is of a library without state."""
+        """Return whether an object written in a compiled language belongs to a library without state."""
         if isinstance(item, (logging.Logger, *_HINTS)):
             return True
         if not callable(item) or type(item).__module__ not in ("builtins", "torch._ops"):
@@ -246,7 +247,7 @@ class Reachable:
     def _function(self, name: str, function: FunctionType) -> None:
         if is_own(function.__globals__.get("__name__")):
             home = package_of(function.__globals__.get("__name__"))
-            inner = function.__dict__.get("__wrapped__")  # by a decorator of a library
+            inner = function.__dict__.get("__wrapped__")  # set by a library's decorator
             self._unread += [(name, item) for item in held_by(function) if is_foreign(item)]
             if home not in _LIBRARIES:
                 self.reason = f"it reaches {name}, a function of {home}"
@@ -275,7 +276,7 @@ class Reachable:
         for variable, cell in zip(free, function.__closure__ or (), strict=True):
             try:
                 variables.append((variable, cell.cell_contents))
-            except ValueError:  # empty as yet
+            except ValueError:  # still empty
                 self.reason = f"{path} reads {variable}, which has no value"
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         variables += [(f"a default of {path}", value) for value in values]
@@ -294,7 +295,7 @@ class Reachable:
         self._namespaces.append(module)
 
     def _contents(self, module: ModuleType, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """What code takes of a module of Python: all that it names, but for libraries other modules alone."""
+        """Yield the contents of a Python module that the code names; of a library, only the modules among them."""
         contents = {name: value for name, value in vars(module).items() if name in names}
         package = package_of(module.__name__)
         if package not in _LIBRARIES_BY_NAME:
@@ -326,7 +327,7 @@ class Reachable:
     def _module(self, name: str, module: torch.nn.Module) -> None:
         if id(module) in self._parts:
             return
-        for part in parts_of(module):  # one beside the model, such as a probe
+        for part in parts_of(module):  # a module outside the model, such as a probe
             self._seen[id(part)] = part
             self._parts.add(id(part))
             self._modules.append(part)
@@ -337,7 +338,7 @@ class Reachable:
 
 
 def _names_of(module: torch.nn.Module) -> Iterator[str]:
-    """Names of what a module has of its own, of methods of its family, and of options of its configuration."""
+    """Yield the names of a module's own attributes, children and tensors, family methods, and config options."""
     yield from vars(module).keys() - ATTRIBUTES_OF_TORCH
     yield from (name for name, _ in module.named_children())
     yield from _tensors(module)
@@ -349,14 +350,14 @@ def _names_of(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[str]:
-    """Names of a module's own weights and buffers."""
+    """Yield the names of a module's own weights and buffers."""
     for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         yield name
 
 
 def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Attributes and buffers of a module, and attributes of its classes, that have some of the names; methods of
-    classes are followed otherwise.
+    """Yield attributes and buffers of a module, and attributes of its classes, that have one of the names. Methods of
+    classes are followed separately.
     """
     attributes = vars(module)
     yield from ((name, attributes[name]) for name in (attributes.keys() & names) - ATTRIBUTES_OF_TORCH)
@@ -371,7 +372,7 @@ def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tup
 
 
 def reachable(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reachable]:
-    """Return what foreign code reaches, but for known code; code that is at several modules is searched once."""
+    """Return the objects that each piece of foreign code reaches, except known code. Shared code is searched once."""
     pieces: dict[int, Foreign] = {}
     for piece in foreign:
         if not piece.is_known:
@@ -380,8 +381,8 @@ def reachable(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reacha
 
 
 def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[int]:
-    """Integers that foreign code reaches: ids of tokens, numbers of rows or positions by which it may decide. Those of
-    modules may be sizes of weights.
+    """Return integers that foreign code reaches: token ids, numbers of rows or positions on which it may branch. By
+    default those of modules are included, which may be sizes of weights.
     """
     numbers: dict[int, None] = {}
 
@@ -406,17 +407,17 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
 
 
 def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
-    """Return something equal for code that does the same: of plain code its functions and all values that they reach,
-    of adapters the attributes of their modules, of trainers the functions, of modules of torch attributes and weights;
-    of other modules that have foreign code, which weights are full of one number, such as 0, and how large others are.
-    `numbers`: what was looked up of weights before.
+    """Return a key that is equal for code that behaves the same. Plain code contributes its functions and all values
+    that they reach; adapters the attributes of their modules; trainers the functions; torch modules their attributes
+    and weights. Other modules with foreign code contribute which weights are filled with one number, such as 0, and the
+    magnitude of the others. `numbers`: gists of weights from earlier calls.
     """
     values: list[Any] = []
     objects: list[Any] = []
     filled: dict[int, torch.Tensor] = {}
     for piece in foreign:
         values.append(piece.description)
-        if piece.is_of_trainer:  # the weights of its module do not decide what it does
+        if piece.is_of_trainer:  # it behaves the same whatever the module's weights
             objects.append(piece.code)
             continue
         if not isinstance(piece.holder, torch.nn.Module):
@@ -444,8 +445,8 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
 
 
 def _content(tensor: torch.Tensor, numbers: Numbers) -> tuple[Any, ...]:
-    """Return something equal while a tensor has the same numbers. Of a large one, writing that torch does not count is
-    seen where it was full of one number, by which it may have had no effect.
+    """Return a key that is equal while a tensor has the same elements. Torch does not count some writes: in a large
+    tensor they are detected only if it was filled with one number, with which it may have had no effect.
     """
     if tensor.numel() <= _SMALL and not tensor.is_meta:
         return tensor.shape, tensor.dtype, tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
@@ -453,22 +454,20 @@ def _content(tensor: torch.Tensor, numbers: Numbers) -> tuple[Any, ...]:
 
 
 def _gist_of(tensor: torch.Tensor, numbers: Numbers) -> Gist:
-    """Return what of a weight decides on whether it has any effect. It is looked up again where it was full of one
-    number, which torch does not count writing through `.data` or numpy to, and where it is small or was written to.
+    """Return the gist of a weight, which shows whether the weight has any effect. It is computed again if the weight is
+    small, was written to, or was filled with one number: torch does not count writes through `.data` or numpy.
     """
     place, written = (id(tensor), address_of(tensor)), times_written(tensor)
     before = numbers.get(place)
     if before is None or before[0] != written or before[1][0] is not None or tensor.numel() <= _SMALL:
         numbers[place] = written, (None, 0)
-        with contextlib.suppress(Exception):  # tensors of other libraries, and of odd types, can fail in any way
+        with contextlib.suppress(Exception):  # tensors of other libraries and unusual dtypes can fail in any way
             numbers[place] = written, _gist_within(tensor.detach())
     return numbers[place][1]
 
 
 def _gist_within(tensor: torch.Tensor) -> Gist:
-    """The same, of a tensor that is looked at: first at both ends, which tell most weights from those full of one
-    number.
-    """
+    """Compute the gist of a tensor. Both ends are compared first: they differ in most weights."""
     if not tensor.numel() or tensor.is_meta:
         return None, 0
     if bool(tensor[(0,) * tensor.ndim] == tensor[(-1,) * tensor.ndim]):

@@ -1,6 +1,6 @@
-"""The search for foreign code: in the modules of a model, around all modules, and in the place of functions of torch
-and transformers. Nothing runs. A model is searched once for each of its forms (`facts`); every call compares the code
-in and around it with what it was (`facts.Fingerprint`).
+"""Search for foreign code: in the modules of a model, around all modules, and in place of functions of torch and
+transformers. Nothing runs. A model is searched again only if it changed (`facts`): every call compares the code in and
+around it with its earlier state (`facts.Fingerprint`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from ..parts import (
 )
 
 _PREPARES_INPUTS = "_for_generation"
-"""How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
+"""Suffix of methods that prepare the inputs of a forward pass; trials cover them, since they compare the logits."""
 _ADAPTERS = frozenset({"peft"})
 _TRAINERS = frozenset({"trl"})
-"""Libraries of trainers: functions that they set on a model call what they replace, except to compute a loss."""
+"""Trainer libraries: functions that they set on a model call the functions they replace, except to compute a loss."""
 _QUANTISERS = frozenset(
     {
         *("bitsandbytes", "torchao", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "eetq", "aqlm", "fbgemm_gpu"),
@@ -49,23 +49,23 @@ _QUANTISERS = frozenset(
 )
 """Libraries of quantized layers, whose code keeps no state."""
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
-"""Functions by which a token is chosen, which no trial compares."""
+"""Functions that choose a token, which no trial compares."""
 _DROPOUT = ("dropout", "pdrop", "drop_prob", "layerdrop", "drop_path", "jitter")
-"""Parts of the names of numbers that make a forward pass in training mode random."""
+"""Substrings in the names of numeric attributes that make a forward pass in training mode random."""
 _LIBRARIES_OF_MODELS = frozenset({"transformers", "accelerate", "token_recycling"})
-"""Libraries that set functions on modules of their own accord, which look at each row alone."""
+"""Libraries that set functions on modules themselves; these functions compute each row by itself."""
 _NEVER_OF_FAMILIES = ("torch.ao.quantization.", "torch.ao.nn.qat.")
-"""Where those modules of torch are that note down statistics of a pass; no family is made of them."""
+"""Packages of torch modules that record statistics of a pass; no family contains them."""
 _ROW_BY_ROW = (
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Dropout),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softsign, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh),
 )
-"""Modules of torch that compute each row by itself."""
+"""Torch modules that compute each row by itself."""
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"
-"""The name by which a family's module has the attention functions that are registered with transformers."""
+"""Name under which a family's module holds the attention functions registered with transformers."""
 _REGISTERED = ("transformers.integrations.", "transformers.masking_utils")
-"""Modules whose functions transformers registers for attention and its masks."""
+"""Modules of the functions that transformers registers for attention and its masks."""
 _SHOWN = 3
 
 
@@ -74,29 +74,28 @@ class Foreign:
     """One piece of code that is not the family's own."""
 
     description: str
-    """Names it and where it is."""
+    """Name and location of the code."""
     code: Any
     """The function, object or class itself."""
     holder: Any = None
-    """The module of the model, or the module or class of a library, that has it; None for code around all of them."""
+    """The module of the model, or the library's module or class, that has the code; None for code around all modules.
+    """
     name: str = ""
-    """Its name there."""
+    """Its attribute name in the holder."""
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether it is a module of torch, which does what its attributes say."""
+        """Whether it is a torch module, whose behavior follows from its attributes."""
         return isinstance(self.code, type) and is_own(self.code.__module__)
 
     @cached_property
     def is_known(self) -> bool:
-        """Whether it is of a library of adapters, whose code reads nothing but the modules that it belongs to, or of
-        trainers.
-        """
+        """Whether it belongs to an adapter library, whose code reads only its own modules, or to a trainer library."""
         return self.is_of_trainer or is_of(self.code, _ADAPTERS)
 
     @cached_property
     def is_of_trainer(self) -> bool:
-        """Whether it is a function of a library of trainers, in place of no other foreign code."""
+        """Whether it is a function of a trainer library that replaces no other foreign code."""
         return _is_of_trainer(self.code)
 
 
@@ -104,22 +103,22 @@ def _is_of_trainer(code: Any) -> bool:
     function = getattr(code, "__func__", code)
     if not isinstance(function, FunctionType) or not is_of(function, _TRAINERS):
         return False
-    replaced = (getattr(held, "__func__", held) for held in held_by(function))  # modules are looked at by themselves
+    replaced = (getattr(held, "__func__", held) for held in held_by(function))  # modules are searched separately
     return all(map(_is_of_trainer, filter(is_foreign, replaced)))
 
 
 def listed(foreign: Sequence[Foreign]) -> str:
-    """Describe foreign code."""
+    """Return the descriptions of foreign code, the first `_SHOWN` in full."""
     names = ", ".join(piece.description for piece in foreign[:_SHOWN])
     return names if len(foreign) <= _SHOWN else f"{names} and {len(foreign) - _SHOWN} more"
 
 
-# All of it
+# The whole search
 
 
 def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Foreign, ...]:
-    """Return the foreign code around and in a model, in the order of its modules. Of a `quantised` one that of its
-    layers is left out: the self-test has compared every row of a pass.
+    """Return the foreign code around and in a model, in the order of its modules. Code of the layers of a `quantised`
+    model is left out: the self-test has compared every row of a pass.
     """
     around = [(what, code) for what, code in code_around(model) if not _is_shipped(code)]
     pieces = [Foreign(what.format(None if code is None else name_of(code)), code) for what, code in around]
@@ -150,14 +149,14 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
 
 
 def _is_shipped(function: Any, *families: str) -> bool:
-    """Whether a function that is registered for attention or its masks is one that transformers registers itself, or
-    that is of these modules; what is registered in its own name alone is known to do as its name says.
+    """Return whether a function registered for attention or its masks is one that transformers registers itself, or is
+    from the modules `families`. Only such functions are known to behave as their names say.
     """
     return type(function) is FunctionType and str(home_of(function)).startswith((*_REGISTERED, *families))
 
 
 def _is_of_family(table: Any, family: str) -> bool:
-    """Whether a table of attention functions is one that a family's module has made for itself."""
+    """Return whether a table of attention functions is one that a family's module created for itself."""
     return type(table) is AttentionInterface and all(
         _is_shipped(function, family)
         for name, function in table.items()
@@ -166,8 +165,8 @@ def _is_of_family(table: Any, family: str) -> bool:
 
 
 def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
-    """Whether a module of torch that may look at several rows, or one of another family, was put into a module of
-    transformers, whose own code makes none of its class. What other modules hold is theirs.
+    """Return whether a torch module that may read several rows, or a module of another family, was inserted into a
+    module of transformers whose own code creates none of its class. Contents of other modules belong to those modules.
     """
     if cls.__module__.startswith(_NEVER_OF_FAMILIES):
         return True
@@ -184,18 +183,18 @@ def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
 
 
 def _family_of(cls: type) -> str | None:
-    """Return the package of a family of transformers that a class is of, or None."""
+    """Return the package of the transformers family that a class belongs to, or None."""
     return cls.__module__.removeprefix(FAMILIES).partition(".")[0] if cls.__module__.startswith(FAMILIES) else None
 
 
 def _makers(cls: type) -> list[FunctionType]:
-    """Return the functions by which transformers makes modules of a class."""
+    """Return the constructors by which transformers creates the submodules of a class."""
     bases = [base for base in cls.__mro__ if base.__module__.startswith("transformers.")]
     return [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
 
 
 def _holder_of(model: nn.Module, path: str) -> type:
-    """Return the class of the module that holds the one at a path, but for lists and dictionaries between the two."""
+    """Return the class of the module that contains the one at a path, skipping lists and dictionaries in between."""
     holder: type = nn.Module
     while path:
         path = path.rpartition(".")[0]
@@ -206,7 +205,7 @@ def _holder_of(model: nn.Module, path: str) -> type:
 
 
 def _names(code: CodeType, name: str) -> bool:
-    """Whether code, or a function within it, uses a name."""
+    """Return whether code, or a function within it, uses a name."""
     return any(name in each.co_names for each in codes_within(code))
 
 
@@ -219,22 +218,22 @@ def codes_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _only_holds(cls: type) -> bool:
-    """Whether a class of torch is one of lists and dictionaries of modules or tensors."""
+    """Return whether a torch class only contains modules or tensors, as lists and dictionaries do."""
     return cls is nn.Sequential or (
         cls.__module__.startswith("torch.") and getattr(cls, "forward", None) is nn.Module.forward
     )
 
 
-# In the place of a library's own
+# Replacements in libraries
 
 
 def _replaced(holder: Any, name: str, function: Any) -> Foreign:
-    """Describe a function of a module or class of a library that another package has put there."""
+    """Describe a function that another package has put into a module or class of a library."""
     return Foreign(f"the function {name} of {holder.__name__}, replaced by {name_of(function)}", function, holder, name)
 
 
 def _replaced_methods(cls: type) -> Iterator[Foreign]:
-    """Methods of a class of transformers or torch, and of those that it derives from, of another package."""
+    """Yield methods of a class of transformers or torch, and of its bases, that come from another package."""
     for base in cls.__mro__:
         if is_own(base.__module__) and base not in LIBRARIES:
             for name, function in list(vars(base).items()):
@@ -243,19 +242,19 @@ def _replaced_methods(cls: type) -> Iterator[Foreign]:
                     yield Foreign(what, function, cls, name)
 
 
-# In a module
+# Functions set on a module
 
 
 def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Functions that are set on a module itself, lists and dictionaries of them included: they shadow methods of its
-    class and modules, or are called by them.
+    """Yield functions set on a module itself, also in lists and dictionaries. They shadow methods and modules of its
+    class, or these call them.
     """
     hooks, children = [*device_map_hooks(module)], dict(module.named_children())
     for name, value in list(vars(module).items()):
         if name in ATTRIBUTES_OF_TORCH:
             continue
         held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        # A module by itself is called in place of a method or of a module of the same name, or not at all.
+        # A module that is an attribute is called in place of a method or module of the same name, or not at all.
         if isinstance(value, torch.nn.Module) and name not in children and not hasattr(type(module), name):
             continue
         for item in [*held]:
@@ -265,8 +264,8 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
-    """Whether a function that is set on a module is one of torch or Python, which may look at several rows, or has
-    arguments of a user's; of those that the module's family or accelerate set, none is.
+    """Return whether a function set on a module is one of torch or Python, which may read several rows, or has
+    arguments from a user. Functions set by the module's family or by accelerate do not count.
     """
     inner, given = function, list[Any]()
     while isinstance(inner, (partial, MethodType)):
@@ -283,32 +282,32 @@ def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
     return not any(_names(maker.__code__, getattr(inner, "__name__", "")) for maker in _makers(cls))
 
 
-# What no trial can show
+# Refusals without a trial
 
 
 def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> str | None:
-    """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None; `foreign`:
-    the foreign code in it.
+    """Return why only transformers' own loop can decode with a model, whatever its forward passes give, or None.
+    `foreign`: the foreign code in it.
     """
     cls = own_class(model)
     for name in methods_of_the_loop():
         function = getattr(cls, name, None)
         decodes = not name.endswith(_PREPARES_INPUTS)
         if decodes and function is not None and function is not getattr(GenerationMixin, name):
-            return f"{cls.__name__} has a method {name} of its own, which decodes in another way"
+            return f"{cls.__name__} has a method {name} of its own, which decodes differently"
         if name == LOOP and is_foreign(function):
             return f"the method {name} of GenerationMixin was replaced by {name_of(function)}"
     for replaced in replaced_in_libraries():
         piece = _replaced(*replaced)
         if piece.holder in CACHES:
-            return f"accelerated calls do without {piece.description}"
+            return f"accelerated calls would not run {piece.description}"
         if piece.name in _CHOOSING:
-            return f"{piece.description}: it decides on tokens"
+            return f"{piece.description}: it chooses tokens"
     if kernels := replaced_kernels():
-        return f"the kernel {kernels[0]} was registered through torch.library, and may look at several rows"
+        return f"the kernel {kernels[0]} was registered through torch.library, and may read several rows"
     for path, module in model.named_modules():
         if getattr(module, "max_norm", None) is not None:  # of an embedding of torch
-            return f"{path} has a max_norm: all tokens that it embeds, those of drafts too, change its weights"
+            return f"{path} has a max_norm: embedding a token, also one of a draft, may change its weights"
     random = next(_random_in_training(model, {piece.holder for piece in foreign if piece.is_of_torch}), None)
     if random is not None:
         return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"
@@ -316,14 +315,12 @@ def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> st
 
 
 def _varies(module: nn.Module) -> bool:
-    """Whether a module in training mode takes random numbers, or keeps statistics of what it reads."""
+    """Return whether a module in training mode uses random numbers or keeps statistics of its input."""
     return isinstance(module, nn.RReLU) or bool(getattr(module, "track_running_stats", False))
 
 
 def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]) -> Iterator[str]:
-    """Describe what makes forward passes of a model in training mode differ; `put_there`: modules of torch that a user
-    put into it.
-    """
+    """Yield what makes passes of a model in training mode differ. `put_there`: torch modules that a user inserted."""
     for path, module in model.named_modules():
         if not module.training:
             continue
@@ -342,10 +339,10 @@ def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]
 
 
 def why_not_patched(cache: Any) -> str | None:
-    """Return which function is set on the object of a cache, of which decoding keeps the slots alone, or None."""
+    """Return which function is set on a cache or its layers, or None: decoding uses only the slots of a cache."""
     for holder in (cache, *cache.layers):
         for name, value in list(vars(holder).items()):
             if is_code(value) and is_foreign(value):
                 set_as = f"set as {name} of a {type(holder).__name__}"
-                return f"accelerated calls do without the function {name_of(value)}, {set_as}"
+                return f"accelerated calls would not run the function {name_of(value)}, {set_as}"
     return None

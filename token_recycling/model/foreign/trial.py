@@ -1,11 +1,12 @@
-"""Trials of foreign code: does a model with plain code (`plain`) or adapters read trees as plain text?
+"""Trials of foreign code: does a model with plain code (`plain`) or adapters give the same logits for trees as for
+text?
 
 The reference is transformers' own `generate` on the same model, forced along the paths of a small tree. Its logits are
 compared with those of our passes: over the prompt, over a branching tree, over other numbers of nodes, distinct and
-equal, and behind longer prompts, for a batch of as many sequences as the call has. The texts contain numbers that the
-code names, as ids of tokens, as numbers of rows and as lengths, which the nodes of a tree reach while its root does
-not. Code that draws random numbers, writes to a tensor of its own or carries something from step to step is refused.
-Cost: some thirty forward passes for each form of the code, and up to twelve for each number that it names.
+equal, and after longer prompts, for a batch of the call's size. Numbers that the code names are tried as token ids, as
+numbers of rows and as lengths, which the nodes of a tree reach and its root does not. Code that uses random numbers,
+writes to a tensor of its own or carries data from step to step is refused. Cost: about thirty forward passes per form
+of the code, and up to twelve for each number that it names.
 """
 
 from __future__ import annotations
@@ -47,32 +48,31 @@ logger = logging.getLogger("token_recycling")
 T = TypeVar("T")
 
 _PATIENCE = 1.0
-"""Seconds that are not worth a message."""
+"""Seconds above which the time of a trial is logged."""
 
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
 _PADDING = 3
-"""Tokens of padding before the prompts of a trial for padded calls."""
+"""Padding tokens before the prompts of a trial for padded calls."""
 _ROWS = (1, 5, 33)
 _OTHERS = 10
-"""Nodes of a tree of which some are made large; with the root, no usual number of heads."""
+"""Nodes of a tree of which some are made large; with the root, not a usual number of heads."""
 _LONG = 128
-"""Tokens of a prompt that is longer than most thresholds, whatever numbers the code names."""
+"""Length of a prompt that exceeds most thresholds, whatever numbers the code names."""
 _MOST_ROWS = 512
-"""Rows, and tokens of a prompt, that a number in the code is tried as."""
+"""Upper limit of the numbers in the code that are tried as a number of rows or a prompt length."""
 _MOST_NUMBERS = 8
 _TOLERANCE = {4: 2e-4, 8: 2e-4}
-"""Difference that rounding explains, in standard deviations of the logits, by bytes of a number."""
+"""Largest difference explained by rounding, in standard deviations of the logits, by bytes of a number."""
 _TOLERANCE_16_BITS = 0.05
-"""The same for the root of the mean square of differences, in 16 bits."""
+"""The same in 16 bits, for the root mean square of the differences."""
 _MOST_TRIALS = 64
-"""Results that are kept for one model."""
+"""Results kept per model."""
 
 
 def why_not(target: Target, foreign: Sequence[Foreign], batch: int, padded: bool) -> str | None:
-    """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences,
-    `padded` or not, or None. Plain code and adapters are tried once for each form of them; other code is left to
-    `generate`.
+    """Return why foreign code in a model, or an object that it reaches, prevents accelerating a call with `batch`
+    sequences, `padded` or not, or None. Plain code and adapters are tried once per form; other code is refused.
     """
     searched = reachable(target.model, foreign)
     for reach in searched:
@@ -94,7 +94,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int, padded: bool
 
 
 def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
-    """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
+    """Return whether foreign code may read across the sequences of a batch; tried once per form of the code."""
     searched = reachable(target.model, foreign)
     if any(reach.reason is not None for reach in searched):
         return True
@@ -102,7 +102,7 @@ def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
     def look() -> bool:
         try:
             return not _rows_are_independent(target, searched)
-        except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
+        except Exception:  # foreign code can fail in any way, as with one entry per sequence
             return True
 
     return _tried(target, foreign, searched, "batch", look)
@@ -111,14 +111,14 @@ def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
 def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], what: Hashable, trial: Callable[[], T]
 ) -> T:
-    """Return the result of a trial of the same code, or make it."""
+    """Return the cached result of a trial of the same code, or run the trial."""
     facts = target.facts
     numbers: Numbers = facts.get("numbers of tensors", dict, of="form")
     results: dict[Hashable, T] = facts.get("trials", dict, of="form")
     training = tuple(part.training for part in parts_of(target.model))
     form = what, target.dtype, training, form_of(foreign, searched, numbers)
     if form not in results:
-        with facts.lock:  # one thread tries it while others of the model wait
+        with facts.lock:  # one thread runs the trial; others that use the model wait
             if form not in results:
                 if len(results) >= _MOST_TRIALS:
                     results.clear()
@@ -130,8 +130,8 @@ def _tried(
 def try_out(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int, padded: bool
 ) -> str | None:
-    """Return why a model with plain code or adapters cannot be accelerated for such calls as of `why_not`, or None.
-    Tensors that the code writes to, and random numbers, are put back.
+    """Return why a model with plain code or adapters cannot be accelerated for calls such as those of `why_not`, or
+    None. Tensors that the code writes to, and random states, are restored.
     """
     began = time.perf_counter()
     devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
@@ -142,7 +142,7 @@ def try_out(
             difference = _difference(target, foreign, searched, batch, padded)
             draws = not all(map(torch.equal, before, _random_states(devices)))
         if difference is None and draws:
-            difference = "it uses random numbers, one more with every forward pass"
+            difference = "it uses random numbers in every forward pass"
         if any(not torch.equal(tensor, copied) for tensor, copied in copies):
             difference = "it writes to a tensor that it reads in every forward pass"
     except _CarriedError as error:
@@ -155,7 +155,7 @@ def try_out(
                 if not torch.equal(tensor, copied):
                     tensor.copy_(copied)
         if time.perf_counter() - began > _PATIENCE:
-            logger.warning("tried whether %s treats rows alike: %.1f s", listed(foreign), time.perf_counter() - began)
+            logger.warning("checked whether %s treats rows alike: %.1f s", listed(foreign), time.perf_counter() - began)
     return None if difference is None else f"{listed(foreign)}: {difference}"
 
 
@@ -167,11 +167,11 @@ def _random_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
 
 
 class _CarriedError(Exception):
-    """Code keeps something of its own in the arguments of a call, which accelerated calls do without."""
+    """Code carries data of its own in the arguments of a call, which accelerated calls drop."""
 
 
 class _Forced(LogitsProcessor):
-    """Lets `generate` emit given tokens (batch, n)."""
+    """Forces `generate` to emit the given tokens (batch, n)."""
 
     def __init__(self, tokens: torch.Tensor, prompt_length: int) -> None:
         self._tokens, self._prompt_length = tokens, prompt_length
@@ -193,7 +193,7 @@ def _difference(
     paths = [path for alike in leaf_paths(parents).values() for path in alike]
 
     def plain(path: Sequence[int], padding: int = 0) -> torch.Tensor:
-        """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
+        """Return logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
         return _generated(target, texts, tokens[[node - 1 for node in path[1:]]].expand(batch, -1), padding)
 
     wanted: dict[int, torch.Tensor] = {}
@@ -244,8 +244,8 @@ def _further_passes(
     parents: np.ndarray,
     wanted: dict[int, torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
-    """Yield logits of other passes than over the tree `parents` alone, what they must be, and what differs if they are
-    not; see `_difference`.
+    """Yield logits of passes other than the one over the tree `parents`, their expected values, and a description of
+    the case for the message if they differ; see `_difference`.
     """
     if len(texts) > 1:
         others = torch.cat([texts[:1], texts[1:].flip(1)])
@@ -263,7 +263,7 @@ def _further_passes(
             for logits, expected in _passes_over(target, texts, tokens[:1], rows, wanted):
                 yield logits, expected, f"between passes of {rows} and of single tokens"
     beyond = [max(number + _LENGTH, min(2 * number, _MOST_ROWS)) for number in numbers if number >= _LENGTH]
-    # Of as many tokens as it names and one more: the prompt is read in parts, and the nodes of the tree are beyond.
+    # Prompts of exactly the named length and one more: the prompt is read in parts, and the tree's nodes are beyond it.
     at = [number + more for number in numbers[:_MOST_NUMBERS] for more in (0, 1)]
     lengths = (_LONG, *beyond[:_MOST_NUMBERS], *at)
     for length in dict.fromkeys(min(length, longest) for length in lengths) if searched else ():
@@ -277,9 +277,9 @@ def _further_passes(
 def _passes_over(
     target: Target, texts: torch.Tensor, child: torch.Tensor, rows: int, wanted: dict[int, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits of nodes in passes over `rows` nodes for each of the prompts (batch, length), and the logits that these
-    must be: of the root, and of `child` (1,) below it. Children are distinct, but for the first and the last; then all
-    are equal, so that they want the same of whatever a pass shares out among its rows.
+    """Yield logits of nodes in passes over `rows` nodes for each of the prompts (batch, length), and their expected
+    logits: of the root, and of `child` (1,) below it. First the children are distinct, except the first and the last.
+    Then all are equal, so that they compete for anything that a pass divides among its rows.
     """
     distinct = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
     if not target.info.branches:
@@ -308,7 +308,7 @@ def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tenso
 
 @torch.no_grad()
 def _rows_are_independent(target: Target, searched: Sequence[Reachable]) -> bool:
-    """Whether sequences of a batch have the logits that each has alone."""
+    """Return whether the sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(searched), 3)
     parents = _TREE if target.info.branches else branch(len(_TREE))
     together = tree_logits(target, texts, parents, tokens)
@@ -317,7 +317,7 @@ def _rows_are_independent(target: Target, searched: Sequence[Reachable]) -> bool
 
 
 def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return prompts (batch, length) and tokens (n,) of the tree, random but for `numbers` that are ids."""
+    """Return prompts (batch, length) and tokens (n,) of the tree: random, except `numbers` that are token ids."""
     length = _LENGTH + len(numbers)
     while length > 4 and not target.info.fits(length - 1, len(_TREE)):
         length -= 1
@@ -332,9 +332,9 @@ def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Te
 
 
 def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor, padding: int = 0) -> torch.Tensor:
-    """Logits (batch, n + 1, vocabulary) of `generate` after prompts (batch, length), behind so much `padding`, and
-    after each of the tokens `forced` (batch, n). Processors and criteria of the model are left out: the loop applies
-    them as `generate` does.
+    """Return logits (batch, n + 1, vocabulary) of `generate` after prompts (batch, length), left-padded by `padding`
+    tokens, and after each of the tokens `forced` (batch, n). Processors and criteria of the model are left out: the
+    loop applies them as `generate` does.
     """
     steps = forced.shape[1] + 1
     masked = {"attention_mask": functional.pad(torch.ones_like(texts), (padding, 0))} if padding else {}
