@@ -1,7 +1,7 @@
-"""Token Recycling: the same text from any Hugging Face decoder-only model in fewer steps, without training.
+"""Token Recycling: identical output from any Hugging Face decoder-only model in fewer decoding steps, without training.
 
-`accelerate(model)` makes the model's own `generate()` faster; `generate` does one call; `stream` hands out step after
-step. A name is imported when it is first used, so that the command line answers without waiting for torch.
+`accelerate(model)` speeds up the model's own `generate()`; `generate` accelerates a single call; `stream` yields the
+steps one by one. Names are imported on first use, so that the command line starts without importing torch.
 """
 
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .trees.templates import Template
 
 __version__ = "0.1.0"
-if not {"sglang", "vllm"} & {*sys.modules}:  # engines pin versions of their own, and nothing here runs transformers
+if not {"sglang", "vllm"} & {*sys.modules}:  # engines pin their own versions, and transformers is unused here
     warn_outside()
 
 __all__ = [

@@ -1,19 +1,19 @@
-"""What a forward pass costs, and how many nodes pay: t(n), the time of verifying n nodes of each sequence.
+"""The cost curve t(n), the time of verifying n nodes of each sequence, and the number of nodes worth verifying.
 
 **The curve.** `OnlineCurve` learns t(n) from the time of every forward pass. It is a Kalman filter over the logarithms
 of the times of all sizes. The load of the machine is common to all sizes and changes quickly. The shape t(n) / t(1)
 hardly changes: it is a random walk along log n, plus a small deviation of each size, so that a measurement of one size
-updates its neighbours. The estimate of a size is optimistic: its mean less its uncertainty relative to the usual sizes.
-So sizes that were never measured are tried where they may pay, and expensive ones are probed again. The curve may take
-any shape that never falls: it follows the steps of kernels that work on 8 or 16 rows, and of mixtures of experts. Where
-`may_fall` says so it may fall too, as in an engine whose kernel for two rows is slower than that for five.
+updates its neighbors. The estimate of a size is optimistic: its mean minus its uncertainty relative to the usual sizes.
+So sizes that were never measured are tried where they may pay, and expensive sizes are probed again. The curve may have
+any non-decreasing shape: it models the steps of kernels that process 8 or 16 rows, and mixtures of experts. With
+`may_fall` it may also decrease, as for an engine whose kernel for two rows is slower than its kernel for five.
 
-**The size.** A step emits one token, and every verified node adds its probability of being accepted. Taken most
-probable first, further nodes pay as long as the expected tokens per time rise: the tree form of the threshold of
-SpecDec++ (2405.19715, theorem 3.1). So decide `may_pay`, for trees that grow node by node, `paying_prefix`, for batches
-of engines, `best_size`, for passes of a draft model, and `loop.pacer.prune`, for the drafts of the loop.
+**The size.** A step emits one token, and every verified node adds its acceptance probability. Nodes are added in order
+of probability as long as the expected tokens per time increase: the tree form of the threshold of SpecDec++
+(2405.19715, theorem 3.1). The rule is applied by `may_pay` (trees grown node by node), `paying_prefix` (batches of
+engines), `best_size` (passes of a draft model) and `loop.pacer.prune` (drafts of the loop).
 
-All but the seconds of a curve is in units of t(1). Cost per step: 20 to 40 microseconds at first, later a third of it.
+All times except `OnlineCurve.seconds` are in units of t(1). Cost per step: 20 to 40 us at first, later a third of it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from ._util.compiled import compiled_part
 from ._util.locks import Lock
 
 TICK = 1e-7
-"""Seconds; no pass is quicker than a clock can tell."""
+"""Seconds; the clock cannot resolve shorter passes."""
 _LOAD_AT_FIRST, _LOAD = 1.0, 0.05
-"""Standard deviations of log time: of the load relative to the seed, and of its change per step."""
+"""Standard deviations of log time: of the load relative to the prior, and of its change per step."""
 _SHAPE, _OWN = 0.15, 0.05
-"""Standard deviations of the shape relative to the seed: per doubling of nodes, and of each size."""
+"""Standard deviations of the shape relative to the prior: per doubling of nodes, and of each size."""
 _OWN_OF_FEW, _FEW, _CAUTION = 0.2, 8, 0.5
-"""Where times may fall: the deviation of each size up to 8, less for larger ones; and the share of the uncertainty by
-which estimates are optimistic.
+"""With `may_fall`: the deviation of each size up to 8 (less for larger sizes), and the fraction of the uncertainty that
+is subtracted from an estimate.
 """
 _FADING = 4000
 """Steps after which the uncertainty of the shape has grown by its initial amount."""
 _NOISE, _MOST = 0.2, 0.5
-"""Standard deviation of the log time of one step, and the largest residual that is counted."""
+"""Standard deviation of the log time of one step, and the bound that residuals are clipped to."""
 _USUAL = 0.05
 """EMA rate of the tree-size histogram."""
 _ONE_BY_ONE, _TOGETHER = 32, 8
-"""The first 32 steps update the curve one by one, the next 32 two at a time, and so on; at most 8 together."""
+"""The first 32 steps update the curve one at a time, the next 32 in pairs, and so on; at most 8 steps per update."""
 NO_COSTS = np.empty(0)
-"""Instead of t(n): every node pays."""
+"""Passed in place of t(n): every node pays."""
 
 
 class OnlineCurve:
-    """Current times of forward passes over 1, 2, ... nodes of each sequence; thread-safe."""
+    """Current times of forward passes over 1, 2, ... nodes of each sequence. Thread-safe."""
 
     def __init__(self, seed: np.ndarray, may_fall: bool = False) -> None:
-        """`seed` (nodes,) float64: seconds. `may_fall`: a larger size may take less time than a smaller one."""
+        """`seed` (nodes,) float64: prior in seconds. `may_fall`: a larger size may take less time than a smaller."""
         self._may_fall = may_fall
         self._nodes = np.arange(1, len(seed) + 1)
         self._sizes = _sizes_up_to(len(seed))
@@ -72,17 +72,17 @@ class OnlineCurve:
         self._observed: list[tuple[int, float]] = []
         """Sizes and log seconds of the steps since the last update."""
         self.seconds = seed
-        """(nodes,) float64: optimistic times in seconds; never falling unless they may."""
+        """(nodes,) float64: optimistic times in seconds; non-decreasing unless `may_fall`."""
         self.relative = seed / seed[0]
         """(nodes,) float64: t(n) / t(1)."""
 
     def shape(self) -> np.ndarray:
-        """Return t(n) / t(1), (nodes,) float64, without optimism; never falling."""
+        """Return t(n) / t(1), (nodes,) float64, without optimism; non-decreasing."""
         with self._learning:
             return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
 
     def took(self, nodes: int, seconds: float) -> None:
-        """Learn from a forward pass over `nodes` of each sequence; larger ones than the largest size count as that."""
+        """Learn from a forward pass over `nodes` nodes of each sequence; any size beyond the largest counts as that."""
         with self._learning:
             self._observed.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
             if len(self._observed) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):
@@ -115,14 +115,14 @@ class OnlineCurve:
         if self._may_fall:
             return np.interp(self._nodes, self._sizes, np.exp(self._logs - _CAUTION * uncertainty))
         hoped = np.exp(self._logs - uncertainty)
-        # Between the two curves that never fall, that above this one and that below.
+        # The average of the tightest non-decreasing curves above and below the estimate.
         rising = (np.maximum.accumulate(hoped) + np.minimum.accumulate(hoped[::-1])[::-1]) / 2
         return np.interp(self._nodes, self._sizes, rising)
 
 
 @lru_cache
 def _sizes_up_to(most: int) -> np.ndarray:
-    """Return the sizes of a curve: all up to 32, every second one up to 64, every fourth up to 128, ..."""
+    """Return the sizes of a curve: all up to 32, every second up to 64, every fourth up to 128, ..."""
     sizes = [1]
     while sizes[-1] < most:
         sizes.append(min(most, sizes[-1] + max(1, 2 ** (sizes[-1].bit_length() - 5))))
@@ -131,7 +131,7 @@ def _sizes_up_to(most: int) -> np.ndarray:
 
 @compiled_part
 def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, rate: float, gain: float) -> bool:
-    """Whether more nodes, which gain `gain` each at most, may give a better rate than `rate` tokens per time."""
+    """Return whether more nodes, each gaining at most `gain`, may exceed `rate` tokens per time."""
     if not len(costs):
         return True
     for more in range(1, len(costs) - nodes + 1):  # noqa: SIM110 - compiled
@@ -141,10 +141,10 @@ def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, ra
 
 
 def least_gain(costs: np.ndarray, roots: int, expected: np.ndarray) -> float:
-    """Return the gain above which one more node may give a better rate; infinite where no more fit.
+    """Return the gain above which one more node may increase the rate; infinite where no more nodes fit.
 
-    `expected` (1 + n,): tokens of `roots` nodes alone, with the first added one, with two, and so on. `costs` as in
-    `may_pay`, in which the batch has `roots + n` nodes.
+    `expected` (1 + n,): expected tokens of `roots` nodes alone, with the first added node, with two, and so on. `costs`
+    as in `may_pay`, for a batch of `roots + n` nodes.
     """
     further = costs[roots + len(expected) - 1 :]
     if not len(further):
@@ -154,7 +154,7 @@ def least_gain(costs: np.ndarray, roots: int, expected: np.ndarray) -> float:
 
 
 def paying_prefix(costs: np.ndarray, roots: int, expected: np.ndarray) -> int:
-    """Return how many added nodes give the most expected tokens per time, the most of equally good numbers; see
+    """Return how many added nodes maximize the expected tokens per time, ties resolved to the largest; see
     `least_gain`.
     """
     costs = costs[roots - 1 : roots - 1 + len(expected)]
@@ -163,9 +163,9 @@ def paying_prefix(costs: np.ndarray, roots: int, expected: np.ndarray) -> int:
 
 
 def best_size(probabilities: Sequence[float] | np.ndarray, times: np.ndarray) -> tuple[int, float]:
-    """Return how many nodes to verify besides the root, and the tokens per time that they give.
+    """Return how many nodes to verify besides the root, and the resulting tokens per time.
 
-    `probabilities` are those of the nodes, in any order; `times` (most + 1,) of steps over 1, 2, ... nodes.
+    `probabilities` are those of the nodes, in any order; `times` (most + 1,) those of steps over 1, 2, ... nodes.
     """
     gains = np.append(1.0, np.sort(np.asarray(probabilities, dtype=np.float64))[::-1])[: len(times)]
     rates = gains.cumsum() / times[: len(gains)]

@@ -1,15 +1,16 @@
-"""Which drafted nodes the target agrees with, and where the sequence ends.
+"""Acceptance: find the drafted nodes that the target agrees with, and the end of the sequence.
 
-Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. `TreeSteps` judges all nodes at once, in tensor operations (`longest_path`), and reads the device once;
-`accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
-several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
+Both implementations emit the tokens of plain decoding: the drafted tokens on the accepted path and, after its end, the
+target's own choice. `TreeSteps` judges all nodes at once with tensor operations (`longest_path`) and reads from the
+device once; `accept_walk` follows the target's choices node by node, for every kind of token selection. Both accept the
+longest path; of several paths with the same tokens, the one whose end has the lowest index. Neither touches the cache
+or the drafter.
 
-A deterministic draft is verified without loss under sampling too: one token is sampled from the target's distribution
-at every node visited, and the children that carry it are followed, so that a seeded run equals `model.generate`.
-Tokens that the drafter has sampled itself are accepted by speculative sampling (Leviathan et al., 2211.17192, Chen et
-al., 2302.01318), siblings one after another without replacement (recursive rejection sampling, Jeon et al., 2402.14160)
-at a few passes over the vocabulary each.
+A deterministic draft is also verified losslessly under sampling: one token is sampled from the target's distribution at
+every visited node, and the children with that token are followed, so a seeded run equals `model.generate`. Tokens that
+the drafter itself sampled are accepted by speculative sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318),
+siblings one after another without replacement (recursive rejection sampling, Jeon et al., 2402.14160): a few passes
+over the vocabulary each.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
     from ..trees.packed import PackedTrees
 
 Append = Callable[[int], bool]
-"""Appends a token to the sequence; True if the sequence ends with it."""
+"""Appends a token to the sequence; returns whether the sequence ends with it."""
 
 
 class LongestPath(NamedTuple):
-    """The accepted paths of b sequences, on the device. The arrays are as long as a path can be."""
+    """Accepted paths of b sequences, on the device, padded to the greatest possible length of a path."""
 
-    number: torch.Tensor  # (b, 1) int64: accepted nodes, the root among them, which is as many as emitted tokens
+    number: torch.Tensor  # (b, 1) int64: accepted nodes, root included = number of emitted tokens
     path: torch.Tensor  # (b, longest) int64: the accepted nodes, then zeros
     tokens: torch.Tensor  # (b, longest) int64: the emitted tokens, then unspecified padding
 
 
 def longest_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> LongestPath:
-    """The longest path of each tree on which every token is the choice (b, n) int64 at its parent (Token Recycling,
-    section 3.3), in operations of known shapes; of paths of equal length the one whose end comes first wins.
+    """Return the longest path of each tree on which every token is the choice (b, n) int64 at its parent (Token
+    Recycling, section 3.3), with static shapes. Of paths of equal length, the one whose end has the lowest index wins.
     """
     batch, n = choices.shape
     nodes = torch.arange(n, device=choices.device).expand(batch, -1)
@@ -50,7 +51,7 @@ def longest_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> Lon
     preference = trees.depths * n + (n - 1 - nodes)
     end = torch.where(reached, preference, -1).argmax(dim=1, keepdim=True)
     lineage = trees.ancestors.gather(1, end[:, :, None].expand(-1, -1, n))[:, 0]
-    # One place more, for the nodes that are not on the path.
+    # One extra slot, for the nodes that are not on the path.
     places = torch.where(lineage, trees.depths, longest)
     path = torch.zeros(batch, longest + 1, dtype=nodes.dtype, device=nodes.device).scatter(1, places, nodes)
     path = path[:, :longest]
@@ -58,15 +59,15 @@ def longest_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> Lon
 
 
 class TreeSteps:
-    """The steps of sequences whose choice at every node is known on the device: all nodes are judged at once, and one
-    copy brings to the host what was accepted and, if wanted, the k most probable tokens after every node.
+    """Steps of sequences whose choice at every node is known on the device. All nodes are judged at once; a single copy
+    transfers the accepted paths to the host, and optionally the k most probable tokens after every node.
     """
 
     def __init__(
         self, drafts: Sequence[Draft], logits: torch.Tensor, trees: PackedTrees, choices: torch.Tensor, k: int = 0
     ) -> None:
-        """`logits` (b, n, vocabulary) and `choices` (b, n) int64 after the nodes of `trees`, which are those of
-        `drafts` on their device. A choice of `IMPOSSIBLE` fails its sequence if the node is reached.
+        """`logits` (b, n, vocabulary) and `choices` (b, n) int64 belong to the nodes of `trees`, the packed form of
+        `drafts`. A choice of `IMPOSSIBLE` fails its sequence if the node is reached.
         """
         self._drafts, self._logits, self._k = drafts, logits, k
         self._longest = max(draft.depth for draft in drafts) + 1
@@ -82,8 +83,8 @@ class TreeSteps:
         return self._numbers[:, -1:].view(np.float32)[:, 0]
 
     def step(self, row: int, append: Append, path: list[int] | None = None) -> Step:
-        """The step of one sequence. `path` gets the accepted nodes, the root first; those so far, if `append` raises or
-        no token is possible after one of them.
+        """Return the step of one sequence. `path` receives the accepted nodes, the root first; only those so far if
+        `append` raises or no token is possible after one of them.
         """
         path = [] if path is None else path
         draft, logits, (number, *_) = self._drafts[row], self._logits[row], self._numbers[row]
@@ -99,7 +100,7 @@ class TreeSteps:
             emitted.append(token)
             finished = append(token)
         beyond = None
-        if len(path) < len(nodes):  # a shorter path may come first among those that carry the same tokens
+        if len(path) < len(nodes):  # among paths with the same tokens, a shorter one may have a lower index
             path[:] = draft.lineages[draft.carrying(emitted[:-1])[0]]
             beyond = draft.carrying(emitted)[0]
         candidates = None
@@ -116,21 +117,21 @@ def accept_walk(
     row: int = 0,
     path: list[int] | None = None,
 ) -> Step:
-    """Follows the target's choices from the root as long as a child carries them.
+    """Follow the target's choices from the root as long as a child has the chosen token.
 
-    `selector`, or its `distribution`, is called once for each emitted token, after the tokens before it were appended,
-    so that processors see the path and draws come in the order of plain decoding. Sampled children
-    (`Draft.sampled_from`) are tried in their order; if none is accepted, the token is sampled from what is left of the
-    target's distribution. `path` gets the accepted nodes, the root first; those so far, if `append` or `selector`
-    raises.
+    `selector`, or its `distribution`, is called once per emitted token, after the preceding tokens were appended: so
+    processors see the path, and random numbers are consumed in the order of plain decoding. Sampled children
+    (`Draft.sampled_from`) are tried in order; if none is accepted, the token is sampled from the residual of the
+    target's distribution. `path` receives the accepted nodes, the root first; only those so far if `append` or
+    `selector` raises.
     """
     path = [] if path is None else path
     drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children
     sampled_from = draft.sampled_from or {}
-    nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
+    nodes, emitted = [0], []  # several nodes where siblings have equal tokens
     while True:
         node = nodes[0]
-        if path and parents[node] != path[-1]:  # it goes on below another node that carries the same tokens
+        if path and parents[node] != path[-1]:  # the path continues below another node with the same tokens
             path[:] = draft.lineages[parents[node]]
         path.append(node)
         sampled = [child for child in children[node] if child in sampled_from] if sampled_from else []
@@ -159,11 +160,11 @@ def accept_siblings(
     sampled_from: Sequence[torch.Tensor],
     generator: torch.Generator | None = None,
 ) -> tuple[int | None, torch.Tensor]:
-    """The index of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
+    """Return the index of the first accepted token, or None, and the residual of the `target` distribution then.
 
     All distributions are (vocabulary,). `tokens[i]` was sampled from `sampled_from[i]` without the tokens before it.
-    With p what is left and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes
-    max(0, p - q), renormalised. Raises ValueError for a token that could not have been sampled.
+    With p the residual and q that distribution, renormalized, the token is accepted with probability min(1, p/q);
+    otherwise p becomes max(0, p - q), renormalized. Raises ValueError for a token that could not have been sampled.
     """
     left = target
     for index, token in enumerate(tokens):
@@ -177,7 +178,7 @@ def accept_siblings(
             )
         excess = (left - source).clamp_(min=0)
         total = excess.sum()
-        # Without excess both distributions are equal up to rounding.
+        # Without excess the two distributions are equal up to rounding.
         if not total > 0:
             return index, left
         if bool(torch.rand((), device=left.device, generator=generator) * source[token] < left[token]):

@@ -1,13 +1,13 @@
 """The loop: draft, forward, accept, keep, learn.
 
-One step runs in one direction (`Batch.step`, then `learn`). The drafters propose a tree for each sequence; one forward
-pass gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end of the
-sequence; the runner keeps the accepted slots; the step is delivered, and the drafters learn from it. Every emitted
-token belongs to a step, and plain decoding is the same loop with a lone root.
+One step runs in one direction (`Batch.step`, then `learn`). The drafters propose a tree for each sequence. One forward
+pass computes the target's logits after every node. Acceptance selects the tokens to emit and trims them at the end of
+the sequence. The runner keeps the accepted slots, the step is delivered, and the drafters learn from it. Every emitted
+token belongs to a step; plain decoding is the same loop with a lone root.
 
-All of a prompt but its last token is read before the first step, or with it where there is one sequence: then the pass
-that reads the prompt verifies the first draft too, unless somebody waits for the first token of a long prompt. The
-runner (`model.runner`) owns the slots of the sequences and makes the passes, eagerly or captured as CUDA graphs.
+All tokens of a prompt except the last are read before the first step. With a single sequence they are read in the first
+step: its pass also verifies the first draft, unless the output is streamed and the prompt is long. The runner
+(`model.runner`) owns the slots of the sequences and makes the passes, eagerly or captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
 
 _SHORT_PROMPT = 32
-"""Uncached tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
+"""Uncached tokens; a pass over so short a prompt takes about as long as over one token, drafted rows included."""
 
 
 class Batch:
-    """Sequences that share forward passes: drafts of any shape, every kind of token selection."""
+    """Sequences that share forward passes, with drafts of any shape and every kind of token selection."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Batch:
         cache: TreeCache,
         clock: Clock,
     ) -> None:
-        """`requests`: one at least, all of one model; `cache` holds `cached` tokens of each, from slot 0 on."""
+        """`requests`: at least one, all of one model; `cache` contains `cached` tokens of each, from slot 0 on."""
         self.target, self.requests, self.pacer, self.clock = requests[0].target, requests, pacer, clock
         reading = None if requests[0].reading is None else partial(self._between_pieces, requests[0].reading)
         self.runner = Runner(self.target, cache, reading, partial(clock.lap, "prepare"))
         """Owns the slots of the sequences, in the order of the requests."""
         self.is_settled = True
-        """Whether the slots are those of tokens of the sequences, as between two passes."""
+        """Whether every slot belongs to a token of its sequence, as between two passes."""
         self._alone = False
         """Whether the next forward pass reads the prompts without a draft."""
         self._steps: list[Step] = []
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def _states(self) -> tuple[int, ...]:
-        """Numbers of the hidden states that drafters need: all that need some need the same ones."""
+        """Indices of the hidden states that drafters need; all drafters that need states need the same ones."""
         needs = (request.traits for request in self.requests if request.traits.states is not None)
         return max((traits.states_read(self.target) for traits in needs), key=len, default=())
 
@@ -75,7 +75,7 @@ class Batch:
 
     @lasting
     def read(self, most: int | None = None) -> None:
-        """Read all of each sequence but its last token; of a single sequence at most `most` tokens more."""
+        """Read all tokens of each sequence except the last; of a single sequence at most `most` more tokens."""
         sequences = [request.sequence.tokens for request in self.requests]
         cached = [request.cached for request in self.requests]
         if most is not None:
@@ -90,7 +90,7 @@ class Batch:
 
     @lasting
     def begin(self, captured: CapturedPasses | None = None) -> None:
-        """Prepare the first step; passes behind the prompts are eager unless they are `captured`."""
+        """Prepare the first step; `captured`: make the passes after the prompts from captured graphs, else eagerly."""
         for request in self.requests:
             request.stats.prompt_tokens += request.sequence.length
             request.start()
@@ -98,22 +98,22 @@ class Batch:
         if captured is not None:
             self.runner = captured.runner(self.runner, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.path
-        # The first step reads the prompt too: of one sequence, where the model computes alike at every length; of any,
-        # where states over the sequence must be what `generate` has then.
+        # The first step also reads the prompt of a single sequence whose model computes alike at every length, and of
+        # all sequences of a recurrent model, whose states over the sequence must be those of `generate`.
         if not info.recurrent and (len(self.requests) > 1 or info.border is not None):
             self.read()
-        # With `begins_anew` a prompt is read alike whether somebody waits for its first token or not.
+        # With `begins_anew` a prompt is read in the same way whether or not the output is streamed.
         early = first.streamed or first.traits.begins_anew
         self._alone = info.recurrent or (early and first.sequence.length - first.cached > _SHORT_PROMPT)
 
     def _between_pieces(self, reading: Reading) -> None:
-        """Let `reading` end the call before a piece of a prompt is read, while the slots hold those before it."""
+        """Call `reading` before the next piece of a prompt, with settled slots: it may end the call."""
         self.is_settled = True
         reading()
         self.is_settled = False
 
     def _give_states(self, states: Sequence[torch.Tensor]) -> None:
-        """Give each drafter the hidden states (n, states * hidden) of the next piece of its prompt."""
+        """Pass each drafter the hidden states (n, states * hidden) of the next piece of its prompt."""
         for request, own in zip(self.requests, states, strict=True):
             try:
                 request.start().drafter.read_prompt(own)
@@ -125,8 +125,8 @@ class Batch:
     @torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
     @torch.no_grad()
     def step(self) -> list[Step]:
-        """Make one forward pass over all sequences; return the steps of those that are active, trimmed, with slots
-        kept. Call `learn` after the tokens were delivered.
+        """Make one forward pass over all sequences. Return the trimmed steps of the active ones, whose slots are
+        already kept. Call `learn` after the tokens have been delivered.
         """
         active, clock = self.active, self.clock
         alone, self._alone = self._alone, False
@@ -147,8 +147,8 @@ class Batch:
                 at_once = self._judge_at_once(drafts, verified, active)
             self._steps = self._accept(drafts, verified, at_once, active, accepted)
             clock.lap("verify")
-        finally:  # should a processor or criterion raise, the cache is that of plain decoding up to there
-            if not alone:  # the first token waits for no copies
+        finally:  # if a processor or criterion raises, the cache equals that of plain decoding so far
+            if not alone:  # the first token does not wait for copies
                 self.runner.keep(verified, accepted)
         self.is_settled = True
         clock.lap("update cache")
@@ -157,7 +157,7 @@ class Batch:
         return self._steps
 
     def _draft(self, active: list[int]) -> list[Draft]:
-        """Return a draft for each request in `active`, pruned together; a lone root for the others and for those that
+        """Return a draft for each request in `active`, pruned jointly; a lone root for the others and for requests that
         fail.
         """
         proposals, paces = dict[int, Draft](), list[Pace]()
@@ -184,8 +184,8 @@ class Batch:
         active: list[int],
         accepted: list[list[int]],
     ) -> list[Step]:
-        """Return the steps of the sequences in `active`, without those that failed. `accepted[row]` gets the accepted
-        nodes of each sequence; those so far, if its step fails or this raises.
+        """Return the steps of the sequences in `active`, without failed ones. `accepted[row]` receives the accepted
+        nodes of each sequence; only those so far if its step fails or this method raises.
         """
         steps: list[Step] = []
         for row in active:
@@ -202,7 +202,7 @@ class Batch:
                 request.fail(error)
                 continue
             finally:
-                if at_once is not None:  # whose tokens were all sampled beforehand
+                if at_once is not None:  # all tokens were sampled beforehand
                     request.selector.sampled(len(path))
             if verified.states is not None:
                 step = replace(step, states=verified.states[row, : len(draft)])
@@ -210,8 +210,8 @@ class Batch:
         return steps
 
     def _judge_at_once(self, drafts: list[Draft], verified: Pass, active: list[int]) -> TreeSteps | None:
-        """Choose the token after every node and accept, without waiting for the device until the end: on an accelerator
-        a read costs more than choosing at every node. None on a CPU, and where tokens must be chosen node by node.
+        """Choose the token after every node and accept. The device is read only once, at the end: on an accelerator a
+        read costs more than choosing everywhere. None on a CPU, and where tokens must be chosen node by node.
         """
         logits, requests = verified.logits, self.requests
         if logits.device.type == "cpu":
@@ -234,7 +234,7 @@ class Batch:
     @torch.inference_mode(False)
     @torch.no_grad()
     def learn(self) -> None:
-        """Count the last step and let pacer and drafters learn from it, after its tokens were delivered."""
+        """Count the last step and let pacer and drafters learn from it, after its tokens have been delivered."""
         clock, steps = self.clock, self._steps
         nodes = max((len(step.draft) for step in steps), default=1)
         self.pacer.took(nodes, 0.0 if clock.reads_prompt else clock.pass_seconds)
@@ -250,7 +250,7 @@ class Batch:
         clock.reads_prompt = False
         clock.lap("update matrix")
 
-    # Sequences that come and go
+    # Joining and leaving
 
     def join(self, other: Batch) -> None:
         """Add the request of another batch of the same model, after its first step."""
@@ -259,7 +259,7 @@ class Batch:
         self.requests.append(request)
 
     def leave(self, finished: Collection[Request]) -> None:
-        """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
+        """Remove finished requests; at least one must remain. The last request moves into the row of a removed one."""
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
         self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
@@ -267,18 +267,18 @@ class Batch:
     # After the last step
 
     def keep_prefix(self, row: int, tokens: int) -> None:
-        """Keep the slots of the first `tokens` tokens of a sequence but the last in its prefix cache, if it has one."""
+        """Store the slots of the first `tokens` - 1 tokens of a sequence in its prefix cache, if it has one."""
         request = self.requests[row]
         if request.hints.prefixes is not None:
             request.hints.prefixes.keep(request.sequence.on_host[:tokens], self.runner.cache, row)
 
     def keep_all_read(self) -> None:
-        """Keep in its prefix cache what was read of the only sequence, unless a pass has failed."""
+        """Store all slots of the only sequence in its prefix cache, unless a pass has failed."""
         if self.is_settled:
             self.keep_prefix(0, self.runner.cache.length + 1)
 
     def give_back(self) -> None:
-        """Leave in the cache that the batch began with all tokens of each sequence but the last."""
+        """Leave all tokens of each sequence except the last in the cache that the batch began with."""
         self.runner.give_back([request.sequence.length - 1 for request in self.requests])
 
 
@@ -290,17 +290,17 @@ def decode(
     keeps_all: bool = True,
     returns_cache: bool = True,
 ) -> Generator[list[Step]]:
-    """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
-    requests have one model, one drafter and one `Stats`.
+    """Yield the steps of each forward pass, one step per unfinished sequence, until all sequences have ended. All
+    requests share one model, one drafter and one `Stats`.
 
-    `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached` tokens of each request. A lone request
-    with a prefix cache begins with what that holds instead. `backend` makes the forward passes behind the prompts;
-    other threads' calls wait for a step where a pass changes the model.
+    `cache` is empty or contains a prefix of each sequence, from slot 0 on: `cached` tokens of each request. A lone
+    request with a prefix cache starts from the cached prefix instead. `backend` makes the forward passes after the
+    prompts. Where a pass changes the model, calls of other threads wait for the step.
 
-    `after_pass` is called after every forward pass, and may end sequences. With `keeps_all` sequences that have ended
-    stay in the batch; else they leave it, and `Step.row` counts those that are left: passes over fewer sequences take
-    less time. With `returns_cache` the cache holds all but the last token of each sequence afterwards; else its
-    contents are unspecified.
+    `after_pass` is called after every forward pass and may end sequences. With `keeps_all` ended sequences stay in the
+    batch. Otherwise they leave it, since passes over fewer sequences take less time, and `Step.row` indexes the
+    remaining sequences. With `returns_cache` the cache finally contains all tokens of each sequence except the last;
+    otherwise its contents are unspecified.
     """
     target, stats, fixed = requests[0].target, requests[0].stats, requests[0].traits.begins_anew
     turn, prefixes = target.turns(), requests[0].hints.prefixes if len(requests) == 1 else None
@@ -337,9 +337,9 @@ def decode(
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:
-    """Whether a drafted token has made the logits of another node NaN, so that the pass must be made without drafts: a
-    node attends to the slots of all others with a weight of zero, and zero times NaN or infinity, as of an overflow in
-    float16, is NaN. The first logit after the root shows it, since hidden states are NaN as a whole.
+    """Return whether a drafted token has made the logits of another node NaN, so that the pass must be repeated without
+    drafts. A node attends to the slots of all others with weight zero, and zero times NaN or infinity (an overflow in
+    float16) is NaN. The first logit after the root suffices as a check, since hidden states become NaN as a whole.
     """
     if all(len(drafts[row]) == 1 for row in active):
         return False
@@ -348,7 +348,7 @@ def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, act
 
 
 def rows_left(requests: list[Request], finished: Collection[Request]) -> list[int]:
-    """Return which request takes each row once those in `finished` leave: the last one fills the gap."""
+    """Return which request takes each row once those in `finished` leave: the last request fills a gap."""
     order = list(range(len(requests)))
     for row in reversed(range(len(requests))):
         if requests[row] in finished:

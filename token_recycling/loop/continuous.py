@@ -1,13 +1,12 @@
 """Continuous batching: requests join and leave a batch between its steps.
 
-A request starts alone: its prompt is prefilled into a cache of its own, and its first step is made there. Then its
-slots are copied next to those of the others, with which it shares forward passes (`batch.Batch`). A long prompt is
-prefilled in pieces. Between two pieces shorter prompts are prefilled, the others make steps for as long as a piece
-took, and cancelled requests leave. An error of a request's processors, criteria, drafter or `on_step` ends that request
-alone.
+A request starts alone: its prompt is prefilled into a separate cache, and its first step runs there. Then its slots are
+copied next to those of the others, and it shares their forward passes (`batch.Batch`). A long prompt is prefilled in
+pieces. Between two pieces shorter prompts are prefilled, the running requests make steps for as long as a piece took,
+and cancelled requests leave. An error of a request's processors, criteria, drafter or `on_step` ends only that request.
 
-Cost: a copy of a request's slots where it joins or leaves; sometimes one of all slots, where stores grow. A pass costs
-as if all sequences were as long as the longest and had as many nodes, so drafts are pruned together
+Cost: a copy of a request's slots when it joins or leaves; occasionally a copy of all slots, when buffers grow. A pass
+costs as if all sequences had the length of the longest and the size of the largest draft, so drafts are pruned jointly
 (`Batch.step`).
 """
 
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
 
 OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
-"""Prompts or pieces that may overtake the oldest prompt before it gets a piece again."""
+"""Prompts or pieces that may overtake the oldest prompt before it gets the next piece."""
 
 
 def why_not_batched(target: Target) -> str | None:
     """Return why a model cannot batch continuously, or None if it can."""
     if target.processes > 1:
         return (
-            f"continuous batching needs a model in one process, got {target.processes} processes: sequences "
+            f"continuous batching needs a model in one process, got {target.processes} processes; sequences "
             "would join at different steps in each"
         )
     return target.info.why_not_batch
 
 
 class RunningBatch:
-    """A continuous batch; used by one thread."""
+    """A continuous batch, used by one thread."""
 
     def __init__(self, target: Target, backend: Backend = EAGER) -> None:
         """Start empty; `backend` makes the forward passes of steps. Raises UnsupportedModelError for a model that
@@ -60,15 +59,15 @@ class RunningBatch:
         self.target = target
         self._backend = backend
         self._captured: CapturedPasses | None = None
-        """The captured passes, which are held as long as there are requests; None where passes are eager."""
+        """The captured passes, held while there are requests; None where passes are eager."""
         self._pacer = Pacer.of(target)
         self._piece = piece_of(target, 0, others=True)
         self._joining: dict[Request, Batch] = {}
-        """Requests whose prompts are being prefilled, in order of arrival, and a batch of each alone."""
+        """Requests whose prompts are being prefilled, in order of arrival, each with its own batch."""
         self._passed_over = 0
-        """How often others were prefilled since the oldest one was."""
+        """How often other prompts were prefilled since the oldest one was."""
         self._owed = 0.0
-        """Seconds of steps that are due before the next piece of a long prompt."""
+        """Seconds of decoding steps due before the next piece of a long prompt."""
         self._batch: Batch | None = None
         """The running requests; None if there are none."""
         self._callbacks: dict[Request, OnStep] = {}
@@ -76,17 +75,17 @@ class RunningBatch:
 
     @property
     def _running(self) -> list[Request]:
-        """The requests that have made a step."""
+        """Requests that have made a step."""
         return [] if self._batch is None else self._batch.requests
 
     @property
     def requests(self) -> list[Request]:
-        """All requests: running ones, then those whose prompts are being prefilled."""
+        """All requests: running ones, then those being prefilled."""
         return [*self._running, *self._joining]
 
     def join(self, request: Request, on_step: OnStep) -> None:
-        """Add a request from the next step on. `on_step` is called with each of its steps, before learning from it.
-        Raises ValueError for a drafter whose drafts, or hidden states, cannot share passes with those of the others.
+        """Add a request from the next step on. `on_step` is called with each of its steps, before the drafter learns
+        from it. Raises ValueError for a drafter whose drafts or hidden states cannot share passes with the others.
         """
         if request.traits.begins_anew:
             raise ValueError(
@@ -109,19 +108,19 @@ class RunningBatch:
         self._callbacks[request] = on_step
 
     def leave(self, request: Request, error: Exception) -> None:
-        """End a request early; the next step returns it."""
+        """End a request early with `error`; the next step returns the request."""
         request.error = request.error or error
 
     @torch.inference_mode(False)  # see `batch.decode`
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """Prefill a piece of the waiting prompts, make one step of all requests, and return those that ended."""
+        """Prefill a piece of the waiting prompts, make one step of all requests, and return the requests that ended."""
         ended = [*self._given_up(), *self._begin(), *self._drop()]
         if self._batch is not None:
             began = time.perf_counter()
             try:
                 self._pass(self._batch)
-            except Exception as error:  # of the forward pass itself, which concerns all
+            except Exception as error:  # from the forward pass itself: affects all requests
                 for request in self._running:
                     request.error = request.error or error
             self._owed -= time.perf_counter() - began
@@ -131,13 +130,13 @@ class RunningBatch:
         return ended
 
     def close(self) -> None:
-        """Give back what makes its passes; the next request takes it again."""
+        """Release the captured passes; the next request acquires them again."""
         captured, self._batch, self._captured = self._captured, None, None
         if captured is not None:
             captured.give_back()
 
     def _begin(self) -> list[Request]:
-        """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
+        """Prefill a piece of the waiting prompts, make first steps, and return the requests that ended."""
         left, ended = self._piece, []
         while left > 0 and (request := self._next(left)) is not None:
             batch, began = self._joining[request], time.perf_counter()
@@ -157,8 +156,8 @@ class RunningBatch:
         return ended
 
     def _read(self, batch: Batch, uncached: int, piece: int) -> bool:
-        """Read a piece of a prompt, or all of its `uncached` tokens and make the first step; return whether some of it
-        is left.
+        """Read a piece of a prompt, or all of its `uncached` tokens, and then make the first step. Return whether any
+        of the prompt is left.
         """
         (request,) = batch.requests
         if request.error is not None:
@@ -175,8 +174,8 @@ class RunningBatch:
         return request.error is None
 
     def _next(self, left: int) -> Request | None:
-        """Return the request to prefill next, where `left` tokens may be read before the next step: that of the
-        shortest prompt, or the oldest if others overtook it too often; None where none fits, or steps are due.
+        """Return the request to prefill next if `left` tokens may be read before the next step: the one with the
+        shortest prompt, or the oldest if others overtook it too often. None if no prompt fits or steps are due.
         """
         if not self._joining:
             return None
@@ -189,14 +188,14 @@ class RunningBatch:
         return shortest if fresh and not (self._running and self._owed > 0) else None
 
     def _given_up(self) -> list[Request]:
-        """Remove and return cancelled requests whose prompts are being prefilled; their cached tokens are kept."""
+        """Remove and return cancelled requests that are being prefilled; their read tokens go to the prefix cache."""
         given_up = [request for request in self._joining if request.is_given_up()]
         for request in given_up:
             _keep_prefix(self._joining.pop(request), 0, request.cached + 1)
         return [self._ended(request) for request in given_up]
 
     def _first_step(self, batch: Batch) -> None:
-        """Make the first step of a request alone; then let it join the others."""
+        """Make the first step of a request alone, then let it join the others."""
         (request,) = batch.requests
         batch.clock.restart()
         batch.begin(self._captured if self._batch is None else None)
@@ -219,7 +218,7 @@ class RunningBatch:
                 _keep_prefix(batch, row, request.sequence.length)
 
     def _drop(self) -> list[Request]:
-        """Remove the requests that have ended, and return them."""
+        """Remove and return the requests that have ended."""
         batch, finished = self._batch, [request for request in self._running if not request.active]
         if batch is not None and len(finished) == len(batch.requests):
             self._batch = None
@@ -230,7 +229,7 @@ class RunningBatch:
 
     def _step(self, batch: Batch) -> list[int]:
         """Make one step of each request of a batch, deliver it, then learn from it. Return the rows whose step did not
-        fail: their slots are those of their sequences.
+        fail: their slots match their sequences.
         """
         steps = batch.step()
         for step in steps:
@@ -243,14 +242,14 @@ class RunningBatch:
         return [step.row for step in steps]
 
     def _ended(self, request: Request) -> Request:
-        """Count what the drafter of a request did, forget the request and return it."""
+        """Add the drafter's counts to the statistics, forget the request and return it."""
         request.finish()
         del self._callbacks[request]
         return request
 
 
 def _take_prefix(batch: Batch) -> None:
-    """Let the only request begin with what the prefix cache holds now: others may have cached its beginning."""
+    """Start the only request from the prefix cache as it is now: other requests may have cached its beginning."""
     (request,) = batch.requests
     try:
         if (cache := request.take_prefix()) is not None:
@@ -260,7 +259,7 @@ def _take_prefix(batch: Batch) -> None:
 
 
 def _keep_prefix(batch: Batch, row: int, tokens: int) -> None:
-    """As `Batch.keep_prefix`; an error ends the request alone."""
+    """Call `Batch.keep_prefix`; an error ends only that request."""
     try:
         batch.keep_prefix(row, tokens)
     except Exception as error:

@@ -1,17 +1,17 @@
-"""The pacer: what the parts of a step take, how many nodes it verifies, and whether it drafts at all.
+"""The pacer: measure the parts of a step, size the drafts, and disable drafting where it does not pay.
 
-One `Pacer` belongs to the sequences that share forward passes. It learns the time of drafting, verifying and learning,
-and the yield of drafts. Before a draft it gives a budget (`draft.Budget`); of the drafts it keeps the nodes that
-pay; after the step it counts their outcome. Drafters only propose.
+One `Pacer` serves the sequences that share forward passes. It learns the time of drafting, verifying and learning, and
+the yield of drafts. Before a draft it sets a budget (`draft.Budget`); it keeps the nodes of the drafts that pay; after
+the step it counts their outcome. Drafters only propose.
 
-- **Size.** The nodes that give the most expected tokens per time, where a drafter asks for `auto` (`DrafterTraits`).
-  Expected tokens are scaled by the forecast ratio, accepted / predicted tokens of past drafts, since estimates are too
+- **Size.** Where a drafter asks for `auto` (`DrafterTraits`), the nodes that maximize expected tokens per time are
+  kept. Expected tokens are scaled by the forecast ratio, accepted / predicted tokens of past drafts: estimates are too
   high at the start of a sequence.
 - **Back-off.** Drafting is disabled where drafted steps give fewer tokens per time than plain decoding in the long run.
-- **Probing.** Where drafting is disabled it is tried again, in about 1% of the time.
+- **Probing.** Where drafting is disabled, probes take about 1% of the time.
 
-What drafts take and give is kept with the drafter, for all its sequences (`Ledger`). Times are in units of t(1). Cost
-per step: some 20 microseconds.
+The times and outcomes of drafts are stored with the drafter, for all its sequences (`Ledger`). Times are in units of
+t(1). Cost per step: some 20 microseconds.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
 
 _DECAY = 0.999
-"""Exponential decay per step of what drafters take and give."""
+"""Exponential decay per step of the sums of a ledger and of an overhead."""
 _PRIOR_STEPS, _PRIOR_RATE = 16.0, 1.25
-"""Prior of the tokens per time of a call: number of steps, and tokens of each."""
+"""Prior of the tokens per time of a call: number of steps, and tokens per step."""
 _PRIOR_PREDICTED, _PRIOR_RATIO = 8.0, 0.7
-"""Prior of the forecast ratio: predicted tokens, and the share that was accepted."""
+"""Prior of the forecast ratio: predicted tokens, and the fraction accepted."""
 _OVERHEAD, _PRIOR_COUNTS = 0.02, 4.0
-"""Prior of the overhead of a step, and the number of steps that it counts for."""
+"""Prior of the overhead of a step, and its weight in steps."""
 _OUTLIER = 3.0
-"""Largest measured overhead that is counted, as a multiple of the estimate: outliers are other processes."""
+"""Largest measured overhead that is counted, as a multiple of the estimate: outliers come from other processes."""
 _DECAY_OF_CALL = 0.98
 """Exponential decay per step of the sums that decide whether drafting pays in a call."""
 _UNPREDICTED = 0.2
 """Predicted and accepted tokens of a step without predictions: the forecast ratio slowly returns to 1."""
 _PROBING, _LONGEST_PAUSE = 0.01, 64
-"""Share of the time that probing takes where drafting is disabled, and the most steps between two probes."""
+"""Fraction of the time spent on probes where drafting is disabled, and the most steps between two probes."""
 _PROBED = 16
-"""Where a pass of a draft model takes as long as one of the target, one of this many sequences measures it again."""
+"""Where a pass of a draft model takes as long as a pass of the target, one in this many sequences measures it again."""
 
 
 class Overhead:
@@ -74,9 +74,9 @@ class Overhead:
         return self.step + self.node * (nodes - 1)
 
     def count(self, nodes: int, time: float) -> None:
-        """Learn from the time that drafting `nodes` nodes, the root included, and learning from them took."""
+        """Learn from the time spent on drafting `nodes` nodes, the root included, and on learning from them."""
         drafted = nodes - 1
-        # Negative where another thread has compiled meanwhile.
+        # Negative if another thread has compiled meanwhile.
         time = max(0.0, min(time, _OUTLIER * self.of(nodes)))
         self._sums = _DECAY * self._sums + (1, drafted, drafted**2, time, drafted * time)
         steps, drafted_nodes, squares, total, products = self._sums.tolist()
@@ -87,25 +87,25 @@ class Overhead:
 
 
 class Ledger:
-    """What the drafts of a drafter took and gave, over all its sequences, within grammars or elsewhere. Thread-safe."""
+    """Times and outcomes of a drafter's drafts, over all its sequences, within grammars or elsewhere. Thread-safe."""
 
     def __init__(self, assumed_nodes: int = 1) -> None:
         """`assumed_nodes`: see `DrafterTraits`."""
         self.assumed_nodes = assumed_nodes
         self.overheads: dict[int, Overhead] = {}
-        """By the number of sequences, which are drafted for one after another."""
+        """By number of sequences in the batch, which are drafted for one after another."""
         self.sums = np.array([0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED])
         """(4,) float64: tokens, time, accepted drafted tokens, and predicted ones."""
         self._prior_steps = _PRIOR_STEPS
-        """How many of the prior steps still count."""
+        """Weight of the prior, in steps."""
         self._too_slow = 0
-        """Sequences that began while passes of a draft model took too long."""
+        """Sequences that started while passes of a draft model took too long."""
         self.counting = Lock()
 
     @classmethod
     def of(cls, drafter: Drafter, within: bool = False) -> Ledger:
-        """Return the ledger that is kept with a drafter, that of drafts `within` grammars apart: most nodes are forced
-        there, so one is assumed. A fork takes over what its original has.
+        """Return the ledger stored with a drafter. Drafts `within` grammars have a separate one that assumes a single
+        node, since most nodes are forced there. A fork shares the ledgers of its original.
         """
         ledgers: tuple[Ledger, Ledger] | None = vars(drafter).get("_ledgers")
         if ledgers is None:
@@ -113,8 +113,8 @@ class Ledger:
         return ledgers[within]
 
     def begin(self) -> None:
-        """Begin a sequence for which a model drafts. Passes that take too long are no longer made, so that nothing
-        measures them: now and then a sequence starts with the prior again.
+        """Start a sequence for which a model drafts. Passes that take too long are no longer made and hence no longer
+        measured, so one in `_PROBED` such sequences restores the prior.
         """
         with self.counting:
             slow = [sequences for sequences, overhead in self.overheads.items() if overhead.step >= 1]
@@ -124,13 +124,13 @@ class Ledger:
                     del self.overheads[sequences]
 
     def count(self, step: Sequence[float]) -> None:
-        """Count a step: its tokens, time, accepted drafted tokens, and predicted ones."""
+        """Count a step: its tokens, time, accepted drafted tokens and predicted tokens."""
         with self.counting:
             self.sums = _DECAY * self.sums + step
             self._prior_steps *= _DECAY
 
     def of_call(self, assumed: float) -> np.ndarray:
-        """Return the sums (4,) float64 that a call begins with, in proportion to past steps; `assumed`: t(assumed
+        """Return the sums (4,) float64 that a call starts with, in proportion to past steps; `assumed`: t(assumed
         nodes).
         """
         tokens, passes, accepted, predicted = self.sums.tolist()
@@ -140,20 +140,20 @@ class Ledger:
 
 
 class Account(NamedTuple):
-    """What decides on a draft that is sized by cost, and what its outcome is counted in."""
+    """The budget of a draft sized by cost, and where its outcome is counted."""
 
     budget: Budget
     ledger: Ledger
     overhead: Overhead
     sums: np.ndarray
-    """(4,) float64: those of the ledger in this call (`Ledger.of_call`)."""
+    """(4,) float64: the sums of the ledger in this call (`Ledger.of_call`)."""
 
     def back_off(self, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:
-        """Count a drafted step; return for how many steps drafting is disabled.
+        """Count a drafted step; return the number of steps for which drafting is disabled.
 
-        The step gave `tokens` and took `passes`, `own` of them for drafting. Drafting is disabled where it does not pay
-        in the long run, unless this step was to pay by its `predicted` tokens. The long run is that of all sequences
-        of the batch: disabling drafting for one of them saves nothing.
+        The step emitted `tokens` and took `passes`, of which `own` was drafting. Drafting is disabled where it does not
+        pay in the long run, unless this step was expected to pay by its `predicted` tokens. The long run covers all
+        sequences of the batch: disabling drafting for one of them saves nothing.
         """
         sums = self.sums
         _, _, accepted, promised = sums.tolist()
@@ -168,19 +168,19 @@ class Account(NamedTuple):
 
 @dataclass(eq=False)
 class Pace:
-    """How one sequence drafts."""
+    """Drafting state of one sequence."""
 
     drafter: SequenceDrafter
     nodes: int | Literal["auto"] | None
     """See `DrafterTraits.nodes`."""
     account: Account | None = field(default=None, init=False)
-    """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
+    """That of this step's draft; None without a draft, or for a draft that is not sized by cost."""
     paused: int = field(default=0, init=False)
-    """Steps for which drafting is disabled."""
+    """Steps for which drafting remains disabled."""
     seconds: float = field(default=0.0, init=False)
-    """Spent on the draft of this step."""
+    """Seconds spent on this step's draft."""
     drafts: int = field(default=0, init=False)
-    """Drafts so far; the first one also reads the prompt, and is not measured."""
+    """Drafts so far; the first one also reads the prompt and is not measured."""
 
 
 class Pacer:
@@ -198,36 +198,36 @@ class Pacer:
         """
         self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
         self.keep = keep
-        """Writes to disk what was learned; called at the end of a sequence."""
+        """Saves the learned costs to disk; called at the end of a sequence."""
         self._sequences, self._lengths = 1, band(1)
-        """Sequences that share a pass, and the lengths of the longest one at which passes cost as now."""
+        """Number of sequences that share a pass, and the length bucket of the longest one."""
         self._curve: OnlineCurve | None = None
         """None until a draft is sized by cost."""
         self._verifying = 1.0
-        """t(n) of the newest pass."""
+        """t(n) of the latest pass."""
         self._sums: WeakKeyDictionary[Ledger, np.ndarray] = WeakKeyDictionary()
         """Sums of `Ledger.of_call` for this call."""
 
     @classmethod
     def of(cls, target: Target, captured: CapturedPasses | None = None, fixed: bool = False) -> Pacer:
-        """Return the pacer of a batch whose passes are `captured`, or else eager; `fixed`: measure nothing."""
+        """Return the pacer of a batch whose passes are `captured`, or eager if None; `fixed`: measure nothing."""
         if fixed:
             return cls(lambda sequences, _: fixed_curve(target, sequences), measures=False)
         times = pass_times(target) if captured is None else pass_times(target, captured.kind)
         agreed = float if target.processes < 2 else partial(agreed_time, target)
         return cls(times.curve, agreed, keep=times.keep)
 
-    # What verifying takes
+    # Verification
 
     @property
     def curve(self) -> OnlineCurve:
-        """t(n) of the sequences that share passes now."""
+        """t(n) of the sequences that currently share passes."""
         if self._curve is None:
             self._curve = self._curve_of(self._sequences, self._lengths[-1])
         return self._curve
 
     def share(self, lengths: Sequence[int]) -> None:
-        """Set the lengths of the sequences that share the next passes, in tokens."""
+        """Set the lengths, in tokens, of the sequences that share the next passes."""
         longest = max(lengths)
         if len(lengths) == self._sequences and longest in self._lengths:
             return
@@ -236,8 +236,8 @@ class Pacer:
             self._curve = self._curve_of(self._sequences, self._lengths[-1])
 
     def took(self, nodes: int, seconds: float) -> None:
-        """Learn from a pass over `nodes` nodes of each sequence; `seconds` are 0 where it is not measured, since it has
-        read a prompt too.
+        """Learn from a pass over `nodes` nodes of each sequence; `seconds` is 0 for a pass that also read a prompt,
+        which is not measured.
         """
         if self._curve is None:  # no draft is sized by cost
             return
@@ -246,14 +246,14 @@ class Pacer:
         self._verifying = self.time_of(nodes)
 
     def time_of(self, nodes: int) -> float:
-        """Return the cost of verifying `nodes` nodes of every sequence, at most the largest known."""
+        """Return the cost of verifying `nodes` nodes of every sequence, clamped to the largest size of the curve."""
         times = self.curve.relative
         return float(times[min(nodes, len(times)) - 1])
 
     # Before a step
 
     def budget(self, pace: Pace, within: bool) -> Budget | None:
-        """Return what the next draft of a sequence may cost, None to leave it out; `within`: there is a grammar."""
+        """Return the budget of the next draft of a sequence, or None for no draft; `within`: there is a grammar."""
         pace.account = None
         if pace.nodes != "auto":
             return Budget.of_nodes(pace.nodes)
@@ -273,14 +273,14 @@ class Pacer:
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
         if cost is None:
             budget = Budget(times, ratio, step=overhead.step, node=overhead.node)
-        else:  # its overhead is that of passes of a draft model
+        else:  # the overhead is the cost of a draft model's passes
             budget = Budget(times, ratio, of_pass=overhead.step)
         pace.account, pace.drafts = Account(budget, ledger, overhead, sums), pace.drafts + 1
         return budget
 
     def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> Sequence[Draft]:
-        """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
-        all nodes where no draft is sized by cost. See `prune`.
+        """Return the drafts pruned to the most probable nodes, the same number in each, that maximize the expected
+        tokens per time; unchanged where no draft is sized by cost. See `prune`.
         """
         budgets = [None if pace.account is None else pace.account.budget for pace in paces]
         sized = [budget for budget in budgets if budget is not None]
@@ -293,8 +293,8 @@ class Pacer:
     # After a step
 
     def count(self, pace: Pace, step: Step, seconds: float) -> None:
-        """Count a step of a sequence whose draft was sized by cost: the tokens that it gave, and what drafting and
-        learning, `seconds` of it, took.
+        """Count a step whose draft was sized by cost: the tokens it emitted, and the time of drafting and learning
+        (`seconds`: learning alone).
         """
         account, pace.account = pace.account, None
         if account is None:
@@ -316,11 +316,12 @@ class Pacer:
 
 
 def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -> list[Draft]:
-    """Return each draft with its most probable nodes, the same number of each, for the most expected tokens per time.
+    """Return each draft with its most probable nodes, the same number in each, to maximize the expected tokens per
+    time.
 
-    `times` (m,) are those of steps over 1, 2, ... nodes of every draft, drafting overhead included; `ratios` scale what
-    the nodes of each draft are expected to gain. Nodes that a drafter needs stay (`Draft.needed`). A draft without
-    probabilities, or with sampled nodes that are not needed, stays whole.
+    `times` (m,) are those of steps over 1, 2, ... nodes of every draft, drafting overhead included; `ratios` scale the
+    gains of the nodes of each draft. Nodes that a drafter needs stay (`Draft.needed`). A draft without probabilities,
+    or with sampled nodes that are not needed, stays whole.
     """
     orders, gains, least = [], [], 1
     for draft, ratio in zip(drafts, ratios, strict=True):
@@ -340,11 +341,11 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
 
 
 def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1) -> int:
-    """Return how many nodes of each sequence to verify, `least` or more, for the most expected tokens per time.
+    """Return the number of nodes to verify per sequence, at least `least`, that maximizes the expected tokens per time.
 
-    `values` holds for each sequence the acceptance probabilities of its nodes, the root's 1 first, in the order in
-    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Of equally good
-    sizes the smallest is taken.
+    `values` contains the acceptance probabilities of the nodes of each sequence, the root's 1 first, in the order in
+    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Ties resolve to
+    the smallest size.
     """
     most = min(len(times), max(map(len, values), default=1))
     if most <= least:
@@ -357,7 +358,7 @@ def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1)
 
 
 def now() -> float:
-    """Return seconds, time of compilation excluded."""
+    """Return the time in seconds, excluding compilation."""
     return time.perf_counter() - compiling.seconds
 
 
@@ -366,19 +367,19 @@ class Clock:
 
     def __init__(self, stats: Stats, device: torch.device) -> None:
         self.stats = [stats]
-        """Of all sequences that share what is timed."""
+        """Those of all sequences that share the timed work."""
         self.reads_prompt = True
-        """Whether what is timed belongs to the prompt: up to the first tokens."""
+        """Whether the timed work belongs to the prompt: until the first tokens are emitted."""
         self._device = device
         self.restart()
 
     def restart(self) -> None:
-        """Begin a step: forget the time that passed outside the loop."""
+        """Begin a step: discard the time spent outside the loop."""
         if self.stats[0].synchronize:
             synchronize(self._device)
         self._last, self._compiled = time.perf_counter(), compiling.seconds
         self.pass_seconds = 0.0
-        """Seconds of this step, without drafting and learning."""
+        """Seconds of this step, excluding drafting and learning."""
 
     def lap(self, part: str) -> None:
         """Count the time since the last call as `part`."""

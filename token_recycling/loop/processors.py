@@ -1,7 +1,7 @@
-"""One table of what each of transformers' logits processors looks at.
+"""Scopes of transformers' logits processors: which part of its input each of them depends on.
 
-A processor that is not in it is called as `generate` calls it, for one sequence at a time; where that cannot be, the
-call is left to transformers. A new processor of transformers is one entry here.
+A processor without an entry is called as `generate` calls it, for one sequence at a time; where that is impossible, the
+call runs through transformers' own `generate`. A new processor of transformers is one entry here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Scope(IntEnum):
-    """What a processor looks at; each kind can do all that the kinds before it can."""
+    """The input that a processor depends on; each kind supports everything that the preceding kinds do."""
 
     UNKNOWN = 0
-    """Anything: it may compare the sequences of a batch."""
+    """Unknown: the processor may compare the sequences of a batch."""
     EACH_SEQUENCE = 1
-    """Each sequence of a batch alone."""
+    """Each sequence of a batch independently."""
     SCORES = 2
-    """The scores alone; it remembers nothing, so that it may be called for any sequence."""
+    """Only the scores; the processor is stateless and may be called for any sequence."""
     EACH_ROW = 3
-    """The same for any row of scores, in tensor operations: it can be called for all nodes of a tree at once."""
+    """As `SCORES`, for any row of scores and in tensor operations: callable for all nodes of a tree at once."""
 
 
 _SCOPES: dict[type, Scope] = {
@@ -60,13 +60,13 @@ _SCOPES: dict[type, Scope] = {
 
 
 def scope(processor: Any) -> Scope:
-    """Return what a processor looks at, by its exact type: a subclass may look at more, as may a replaced method."""
+    """Return the scope of a processor by its exact type: a subclass or a replaced method may depend on more."""
     kind = type(processor)
     return Scope.UNKNOWN if is_foreign(kind.__call__) else _SCOPES.get(kind, Scope.UNKNOWN)
 
 
 def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
-    """Return a processor of a batch as one of its sequences sees it, alone; None for one that may look at others."""
+    """Return a processor of a batch restricted to one sequence; None if it may depend on other sequences."""
     if scope(processor) < Scope.EACH_SEQUENCE:
         from ..grammar import adapters
 
@@ -85,7 +85,7 @@ def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None
 
 
 def holds_at_nodes(processor: Any) -> bool:
-    """Whether it is known what a processor does at every node of a tree."""
+    """Return whether the effect of a processor at every node of a tree is known."""
     by_path = type(processor) is processors.RepetitionPenaltyLogitsProcessor
     return scope(processor) == Scope.EACH_ROW or (by_path and scope(processor) != Scope.UNKNOWN)
 
@@ -96,12 +96,12 @@ def penalised(
     sequence: torch.Tensor,
     tree: PackedTrees,
 ) -> torch.Tensor:
-    """Scores (n, vocabulary) after a penalty on repetition, at every node of one packed tree below a sequence
-    (length,), whose last token is the root.
+    """Return scores (n, vocabulary) with the repetition penalty applied at every node of one packed tree below a
+    sequence (length,), whose last token is the root.
     """
     n, vocabulary = scores.shape
     ignored = 0 if processor.prompt_ignore_length is None else int(processor.prompt_ignore_length)
-    # One column more, for tokens without a score and for what is not on a node's path.
+    # One extra column, for tokens without a score and for nodes that are not on the path.
     emitted = torch.zeros(vocabulary + 1, dtype=torch.bool, device=scores.device)
     emitted.scatter_(0, sequence[ignored:].to(scores.device).clamp(max=vocabulary), True)
     # The root is part of the sequence.

@@ -1,7 +1,7 @@
-"""A request: its tokens, stopping criteria, token selection, hints and drafter.
+"""A request: tokens, stopping criteria, token selection, hints and drafter.
 
-Stopping and selection are exactly `generate`'s: the criteria and processors that transformers prepares are called once
-per token, with the tokens that they would see there, the padding before a prompt included.
+Stopping and selection equal those of `generate`: the criteria and processors that transformers prepares are called once
+per token with the same tokens, including the padding before a prompt.
 """
 
 from __future__ import annotations
@@ -40,33 +40,31 @@ if TYPE_CHECKING:
     from ..trees.packed import PackedTrees
 
 IMPOSSIBLE = -2
-"""The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""
+"""The choice at a node whose scores are no distribution; neither a token id nor the padding of a tree."""
 _LEAST_GROWTH = 256
-"""Least growth of the token buffer: the length limit may exceed any memory."""
+"""Minimum growth of the token buffer: the length limit may exceed any memory."""
 
 
 class TokenSequence:
-    """The tokens so far, and what ends them."""
+    """The tokens so far, and the criteria that end the sequence."""
 
     def __init__(
         self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0, watched: bool = False
     ) -> None:
-        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit."""
+        """`prompt` (length,) int64 starts with `padding`; `criteria` as prepared by `generate`, with a length limit."""
         self.watched = watched
-        """Whether code of users runs between tokens, which may change processors and what ends the sequence."""
+        """Whether user code runs between tokens, which may change processors and stopping criteria."""
         self.in_mode: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """Enters the mode of now, in which code of users is run: only inference mode may write to tensors that were
-        made in it.
-        """
+        """Enters the mode in effect at creation for user code: only inference mode may write to its tensors."""
         if torch.is_inference_mode_enabled():
             self.in_mode = torch.inference_mode
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
         self.max_length = min(limits)
-        """Most tokens of the sequence, padding included, unless code of users changes it."""
-        # The two criteria of every batch are checked on numbers, unless their numbers may change; all others are called
-        # as they are, once per token.
+        """Maximum tokens of the sequence, padding included, unless user code changes it."""
+        # Length and EOS criteria, part of every batch, are checked on plain numbers unless those may change. All other
+        # criteria are called as they are, once per token.
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
         self._last_column = math.inf if watched else self.max_length
@@ -74,19 +72,19 @@ class TokenSequence:
         without_scores = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
         self._read_scores = any(type(other) not in without_scores for other in self._others)
         self.on_token: Callable[[int], None] | None = None
-        """Called with every token, once the criteria have seen it."""
-        # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
-        # number through numpy costs a fiftieth of writing it through torch. Until the first token these are the
-        # caller's own, as in `generate`: a processor that writes to them changes what the caller has.
+        """Called with every token, after the criteria."""
+        # Tokens are written on the host and copied to the prompt's device when read there; writing a number through
+        # numpy costs a fiftieth of writing it through torch. Until the first token the buffer is the caller's own
+        # tensor, as in `generate`: a processor that writes to it changes the caller's prompt.
         self._host, self._buffer = prompt.cpu(), prompt
         self._cells = self._host.numpy()
         self.padding = padding
         self.columns = self._copied = len(prompt)
-        """Tokens of the sequence and the padding before it; and how many of them are on the prompt's device."""
+        """Number of tokens including padding; and how many of these are on the prompt's device."""
         self.ended = False
         """Whether the sequence has ended."""
         self.scores: list[torch.Tensor] | None = None
-        """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
+        """Processed scores (1, vocabulary) per emitted token, if kept; some criteria read them."""
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -95,20 +93,20 @@ class TokenSequence:
 
     @property
     def on_host(self) -> torch.Tensor:
-        """(length,) int64 in the memory of the host, a view."""
+        """(length,) int64 in host memory, a view."""
         return self._host[self.padding : self.columns]
 
     @property
     def padded(self) -> torch.Tensor:
-        """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
+        """(1, padding + length) int64, a view: the ids that `generate` passes to processors and criteria."""
         if self._copied < self.columns and self._host is not self._buffer:
             self._buffer[self._copied : self.columns] = self._host[self._copied : self.columns]
         self._copied = self.columns
         return self._buffer[None, : self.columns]
 
     def _grow(self) -> None:
-        """More than double the buffer; views of the old one stay as they are. What code of users may hold is written to
-        no more: as in `generate`, each token makes new ids.
+        """More than double the buffer; views of the old buffer stay valid. A buffer that user code may hold is never
+        written again: as in `generate`, each token creates new ids.
         """
         more = 1 if self.watched else len(self._host) + _LEAST_GROWTH
         on_host = self._host is self._buffer
@@ -122,7 +120,7 @@ class TokenSequence:
         return self.columns - self.padding
 
     def append(self, token: int) -> bool:
-        """Append a token; return True if the sequence ends with it. Nothing is appended where a criterion raises."""
+        """Append a token; return whether the sequence ends with it. If a criterion raises, nothing is appended."""
         self.push(token)
         ended = token in self._eos or self.columns >= self._last_column
         if self._others:
@@ -130,9 +128,9 @@ class TokenSequence:
             try:
                 with self.in_mode():
                     met = self._others(self.padded, scores)
-                ended |= not bool((1 & ~met).any())  # whatever they return, as `generate`
+                ended |= not bool((1 & ~met).any())  # as `generate` does, for any return type
             except BaseException:
-                self.end_at(self.columns - 1)  # which no streamer is to be given
+                self.end_at(self.columns - 1)  # so no streamer receives the token
                 raise
         self.ended = ended
         if self.on_token is not None:
@@ -148,13 +146,13 @@ class TokenSequence:
         self.columns += 1
 
     def end_at(self, columns: int) -> None:
-        """End the sequence at that column; withdraw what follows."""
+        """End the sequence after `columns` columns, dropping the rest."""
         self.columns, self.ended = columns, True
         self._copied = min(self._copied, columns)
 
 
 def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
-    """Whether a token and a length are all that a criterion needs: that of lengths warns beyond a model's positions."""
+    """Return whether a token and a length suffice for a criterion; `MaxLengthCriteria` may also have to warn."""
     if type(criterion) is MaxLengthCriteria:
         return (
             criterion.max_position_embeddings is None or criterion.max_position_embeddings + 1 >= criterion.max_length
@@ -163,7 +161,7 @@ def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
 
 
 class TokenSelector:
-    """Selects the target's token at a node as `generate` does: processors, then argmax or one draw."""
+    """Selects the target's token at a node as `generate` does: processors, then argmax or one sample."""
 
     def __init__(
         self,
@@ -176,22 +174,22 @@ class TokenSelector:
     ) -> None:
         self.sequence, self.processors, self.sample = sequence, processors, sample
         self.generator = generator
-        """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
+        """Random numbers of this sequence alone, on the prompt's device; None to use torch's global generator."""
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
-        """True if the choice is the argmax of the logits and nothing else is wanted."""
+        """Whether the choice is the argmax of the logits and neither scores nor logits are kept."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
         one_by_one = keep_scores or keep_logits or sequence.watched
         self.at_every_node = self.greedy or (not one_by_one and all(map(holds_at_nodes, processors)))
-        """Whether the choice can be made at all nodes of a tree at once."""
+        """Whether the tokens at all nodes of a tree can be chosen at once."""
         self._left: list[Callable[[], None]] = []
-        """For each number of tokens of the path that `every_node` sampled, 0 first: sets the generator to its state
-        after so many.
+        """For n = 0, 1, ... tokens of the path that `every_node` sampled: a callback that sets the generator to its
+        state after n tokens.
         """
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The next token after the sequence so far, from logits (vocabulary,)."""
+        """Return the next token after the sequence so far, from logits (vocabulary,)."""
         if self.greedy:
             # On a CPU numpy takes a tenth of torch's time.
             return int(logits.float().numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
@@ -200,13 +198,13 @@ class TokenSelector:
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """The probabilities (vocabulary,) that the next token is sampled with; called once for every emitted token."""
+        """Return the probabilities (vocabulary,) to sample the next token from; called once per emitted token."""
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
     def every_node(self, logits: torch.Tensor, tree: PackedTrees, deepest: int) -> torch.Tensor:
-        """Choose the token (n,) after every node of one packed tree, from logits (n, vocabulary) on its device. Tokens
-        are sampled with the random numbers that calls along any path would draw; `IMPOSSIBLE` where there is no
-        distribution. The caller then says by `sampled` how many tokens were emitted. Nothing waits for the device.
+        """Choose the token (n,) after every node of one packed tree, from logits (n, vocabulary) on its device.
+        Sampling uses the random numbers that calls along any path would consume; `IMPOSSIBLE` marks nodes without a
+        distribution. The caller then reports the number of emitted tokens to `sampled`. Nothing waits for the device.
         """
         scores = logits.to(copy=True, dtype=torch.float32)
         for processor in self.processors:
@@ -217,9 +215,9 @@ class TokenSelector:
         if not self.sample:
             return scores.argmax(dim=-1)
         probabilities = torch.softmax(scores, dim=-1)
-        # As `torch.multinomial` samples one token; nodes of one depth, of which one at most is visited, share numbers.
+        # As `torch.multinomial` samples one token. Nodes of equal depth share numbers: at most one of them is visited.
         noise = torch.empty_like(probabilities[: deepest + 1])
-        self.sampled(0)  # of a pass that is made again
+        self.sampled(0)  # of a repeated pass
         states = [random_state(logits.device, self.generator)]
         for row in noise:
             row.exponential_(generator=self.generator)
@@ -229,21 +227,21 @@ class TokenSelector:
         return choices.where(probabilities.isfinite().all(dim=-1), IMPOSSIBLE)
 
     def sampled(self, tokens: int) -> None:
-        """Give back the random numbers behind the `tokens` that were emitted of the path that `every_node` sampled."""
+        """Rewind the generator to just after the first `tokens` tokens of the path that `every_node` sampled."""
         if self._left:
             self._left[tokens]()
         self._left = []
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, vocabulary) of any model after the warpers that do not depend on the sequence."""
+        """Return logits (n, vocabulary) of any model after those warpers that do not depend on the sequence."""
         scores = logits.to(copy=True, dtype=torch.float32)
         for warper in self._warpers:
             scores = warper(None, scores)
         return scores
 
     def scored(self, logits: torch.Tensor) -> torch.Tensor:
-        """The processed scores (1, vocabulary) after the sequence so far, which are kept where they are wanted. Raises
-        TypeError, IndexError or RuntimeError, as `generate` would, where processors return something else.
+        """Return the processed scores (1, vocabulary) after the sequence so far, and record them if wanted. Raises
+        TypeError, IndexError or RuntimeError, as `generate` would, if processors return anything else.
         """
         padded = self.sequence.padded
         raw = logits[None].to(copy=True, dtype=torch.float32, device=padded.device)
@@ -258,14 +256,14 @@ class TokenSelector:
         return scores
 
     def forget(self, tokens: int) -> None:
-        """Drop the scores and logits of all but the first `tokens`: the sequence has ended before."""
+        """Drop the scores and logits after the first `tokens` tokens, where the sequence has ended."""
         for records in (self.sequence.scores, self.logits):
             if records is not None:
                 del records[tokens:]
 
 
 def _wrong_scores(processors: LogitsProcessorList, scores: Any) -> Exception:
-    """Return the error for what processors returned in place of scores (1, vocabulary)."""
+    """Return the error for a result of processors that is no tensor of scores (1, vocabulary)."""
     names = ", ".join(name_of(processor) for processor in processors)
     if not isinstance(scores, torch.Tensor):
         return TypeError(f"logits processors must return a tensor of scores, got {type(scores).__name__} from {names}")
@@ -275,10 +273,10 @@ def _wrong_scores(processors: LogitsProcessorList, scores: Any) -> Exception:
 
 @dataclass(frozen=True, eq=False)
 class Hints:
-    """Hints for one request; its output is the same without them."""
+    """Hints for one request; they never change its output."""
 
     prefixes: Prefixes | None = None
-    """Prefix cache: the beginning of the request is looked up there, and kept there."""
+    """Prefix cache in which the beginning of the request is looked up and stored."""
     prediction: torch.Tensor | None = None
     """(n,) int64: expected output; a source of drafts that the target never reads."""
     nodes: int | None = None
@@ -289,7 +287,7 @@ NO_HINTS = Hints()
 
 
 class Request:
-    """State of one request: its tokens, how they are selected, its drafter and statistics."""
+    """State of one request: its tokens, token selection, drafter and statistics."""
 
     def __init__(
         self,
@@ -303,34 +301,34 @@ class Request:
         streamed: bool = False,
         reading: Reading | None = None,
     ) -> None:
-        """`cached` tokens of the sequence are in the cache before the prompt is read, from slot 0 on. `streamed`:
-        somebody waits for the first token, so that the pass over a long prompt verifies no draft. `reading` is called
-        before each piece of the prompt, and ends the request if it raises.
+        """`cached` tokens of the sequence are in the cache before the prompt is read, from slot 0 on. With `streamed`
+        the first token is needed early, so the pass over a long prompt verifies no draft. `reading` is called before
+        each piece of the prompt and ends the request if it raises.
         """
         assert cached < sequence.length, "the last token, the root of the first draft, is in no cache"
         self.sequence, self.selector, self.drafter, self.stats = sequence, selector, drafter, stats
         self.cached, self.hints, self.traits = cached, hints, drafter.traits
         self.streamed, self.reading = streamed, reading
         self.target = target.unmeasured() if self.traits.begins_anew else target
-        """The model that decodes it."""
+        """The model that decodes the request."""
         self.isolated = False
-        """Whether an error of its processors, criteria or drafter ends this request alone."""
+        """Whether an error of the processors, criteria or drafter ends this request alone."""
         self.error: Exception | None = None
-        """The error that ended it early, if one did."""
+        """The error that ended the request early, if any."""
         self.pace: Pace | None = None
-        """Its drafter, and how it drafts; None until started."""
+        """The drafter and its drafting state; None until started."""
         self.constraint: Constraint | None = None
-        """The grammar that constrains it, if a processor of a known library does."""
+        """The grammar that constrains the output, if a processor of a supported library does."""
         if selector.processors:
             from ..grammar.constraint import constraint_of
 
-            # No clock decides what is drafted where drafts must be the same in every run or process.
+            # Where drafts must be the same in every run or process, they must not depend on a clock.
             timed = target.processes < 2 and not self.traits.begins_anew
             self.constraint = constraint_of(
                 selector.processors, sequence.padded, sequence.length, timed, self.traits.grammar_statistics
             )
         self.draft_generator: torch.Generator | None = None
-        """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
+        """Random numbers of sampled drafts; the selector's generator serves the target's tokens alone."""
         if self.traits.samples and selector.sample:
             self.draft_generator = derived_generator(sequence.padded.device, selector.generator)
 
@@ -340,20 +338,20 @@ class Request:
         return self.error is None and not self.sequence.ended
 
     def fail(self, error: Exception) -> None:
-        """End an isolated request with an error of its processors, criteria or drafter; raise that of any other."""
+        """End an isolated request with an error of its processors, criteria or drafter; otherwise raise the error."""
         if not self.isolated:
             raise error
         self.error = error
 
     def uncached(self) -> int:
-        """Return how many tokens are to be prefilled: neither cached nor in the prefix cache."""
+        """Return the number of tokens to prefill: neither cached nor in the prefix cache."""
         prefixes, cached = self.hints.prefixes, self.cached
         if prefixes is not None and not cached:
             cached = prefixes.cached_tokens(self.sequence.on_host)
         return self.sequence.length - 1 - cached
 
     def is_given_up(self) -> bool:
-        """Whether it failed, or `reading` ends it now."""
+        """Return whether the request has failed, or `reading` ends it now."""
         if self.reading is not None:
             try:
                 self.reading()
@@ -362,8 +360,8 @@ class Request:
         return self.error is not None
 
     def take_prefix(self) -> TreeCache | None:
-        """Return a cache with the beginning of the sequence, as far as the prefix cache has it; None without a prefix
-        cache, or where a beginning is cached already.
+        """Return a cache with the longest prefix of the sequence in the prefix cache; None without a prefix cache, or
+        where a prefix is cached already.
         """
         prefixes = self.hints.prefixes
         if prefixes is None or self.cached:
@@ -373,7 +371,7 @@ class Request:
         return cache
 
     def start(self) -> Pace:
-        """Start its drafter, unless it was; return how that drafts."""
+        """Start the drafter unless it is running; return its drafting state."""
         if self.pace is None:
             prompt = self.sequence.on_host.to(self.target.device, copy=True)
             drafter = self.drafter.start(prompt, self.target)
@@ -383,8 +381,8 @@ class Request:
         return self.pace
 
     def draft(self, pacer: Pacer) -> tuple[Draft, Pace]:
-        """Return a draft within the grammar, the length limits and the hints, and how its drafter drafts. Raises
-        ValueError for a root that is not the newest token.
+        """Return a draft within the grammar, the length limits and the hints, and the drafting state. Raises ValueError
+        if the root is not the newest token.
         """
         pace, sequence, limit = self.start(), self.sequence, self.target.max_length
         remaining = max(1, sequence.max_length - sequence.columns)  # at least one, as in `generate`
@@ -400,7 +398,7 @@ class Request:
         return draft if self.target.info.branches else draft.first_branch(), pace
 
     def _proposal(self, pacer: Pacer, pace: Pace, state: State | None, remaining: int) -> Draft:
-        """Return the draft of the drafter, with `remaining` tokens to emit; a lone root where drafting is disabled."""
+        """Return the drafter's draft, with `remaining` tokens to emit; a lone root where drafting is disabled."""
         budget, on_host = pacer.budget(pace, state is not None), self.sequence.on_host
         newest = int(on_host[-1])
         if budget is None:
@@ -412,12 +410,12 @@ class Request:
         if draft.tokens[0] != newest:
             raise ValueError(
                 f"the root of a draft must be the newest token, {newest}, got {draft.tokens[0]} from "
-                f"{pace.drafter.describe()}; give `context.root` as the first of the tokens"
+                f"{pace.drafter.describe()}; start the draft with `context.root`"
             )
         return draft.first_ranked(1 + pace.nodes) if isinstance(pace.nodes, int) else draft
 
     def observe(self, pacer: Pacer, step: Step) -> None:
-        """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
+        """Let the drafter learn from a step, and the grammar from the target's choices among allowed tokens."""
         pace = self.pace
         assert pace is not None, "a request begins before its first step"
         if self.constraint is not None:

@@ -1,7 +1,7 @@
-"""Statistics of a run: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
+"""Statistics of a run: mean accepted tokens, time per part of a step, and acceptance by depth and rank.
 
-Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the
-device is waited for: pass `Stats(synchronize=True)` when measuring.
+Counting costs microseconds per step. On an accelerator operations are queued, so times of parts are only accurate if
+the device is synchronized: pass `Stats(synchronize=True)` when measuring.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update mat
 
 @dataclass
 class Stats:
-    """Counts and times of one run, or of several added up with `+`."""
+    """Counts and times of one run, or of several runs added with `+`."""
 
     synchronize: bool = False
-    """Wait for the device at the end of every part."""
+    """Synchronize the device at the end of every part."""
     tokens: int = 0
     """Emitted tokens."""
     steps: int = 0
-    """Decoding steps: forward passes that verified a draft, or a lone root; a prompt's pass may be one."""
+    """Decoding steps: forward passes that verified a draft or a lone root, possibly along with a prompt."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of prompts whose keys and values were kept of earlier sequences, and not read again."""
+    """Prompt tokens whose keys and values were cached from earlier sequences and not computed again."""
     prefill_seconds: float = 0.0
-    """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
+    """Seconds until the first tokens, including the pass that reads the prompt and verifies the first draft."""
     first_tokens: int = 0
-    """Emitted tokens that the pass over a prompt verified."""
+    """Tokens emitted by passes that also read a prompt."""
     compile_seconds: float = 0.0
-    """Spent compiling the drafting loops, once on a machine; part of neither the prompt's time nor a step's."""
+    """Seconds spent compiling the drafting loops, once per machine; part of neither prefill nor decoding time."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds per part of a step."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -46,34 +46,34 @@ class Stats:
     tried: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Nodes whose parent was accepted, by depth and rank."""
     accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Nodes that were accepted, by depth and rank; the root left out."""
+    """Accepted nodes by depth and rank, roots excluded."""
     drafter: str = ""
     """Description of the drafter."""
     path: str = ""
     """How steps were made, `eager` or `fast`, and why."""
     drafter_statistics: Counter[str] = field(default_factory=Counter)
-    """Numbers of the drafter's own, by name; see `Drafter.statistics`."""
+    """Counts of the drafter, by name; see `Drafter.statistics`."""
 
     @property
     def mat(self) -> float:
-        """Mean accepted tokens a step, the target's own token included: 1.0 for plain decoding."""
+        """Mean accepted tokens per step, the target's own token included: 1.0 for plain decoding."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds of all steps, the prompt's time left out."""
+        """Seconds of all steps, prefill excluded."""
         return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of decoding: those of the first forward pass, and its time, left out. Every rate
+        """Generated tokens per second of decoding, excluding the tokens and time of the first forward pass. Every rate
         that this package reports as tokens/s has this definition.
         """
         return (self.tokens - self.first_tokens) / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def drafted(self) -> int:
-        """Drafted tokens, the roots left out."""
+        """Drafted tokens, roots excluded."""
         return sum((nodes - 1) * steps for nodes, steps in self.nodes.items())
 
     @property
@@ -83,7 +83,7 @@ class Stats:
 
     @property
     def discard_rate(self) -> float:
-        """Drafted tokens that were not accepted per emitted token (SpecDec++, 2405.19715, equation 2.3)."""
+        """Rejected drafted tokens per emitted token (SpecDec++, 2405.19715, equation 2.3)."""
         return self.discarded / self.tokens if self.tokens else 0.0
 
     @property
@@ -93,24 +93,24 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted drafted tokens as a share of the depth of the drafts, which is as many as a step can accept."""
+        """Accepted drafted tokens as a share of the depth of the drafts, the most that a step can accept."""
         depth = sum(depth * steps for depth, steps in self.depths.items())
         return self.accepted.total() / depth if depth else 0.0
 
     @property
     def plain_steps(self) -> float:
-        """Share of the steps for which nothing was drafted; near 1 where speculation does not pay."""
+        """Share of the steps without a draft; near 1 where speculation does not pay."""
         return self.nodes[1] / self.steps if self.steps else 0.0
 
     @property
     def overhead(self) -> float:
-        """Time of a step outside the model's forward, as a share of the forward."""
+        """Time of a step outside the forward pass, relative to the forward pass."""
         forward = self.seconds["forward"]
         return (self.decode_seconds - forward) / forward if forward else 0.0
 
     @property
     def acceptance_by_depth(self) -> dict[int, float]:
-        """Share of the steps with a tree that deep in which a node of that depth was accepted."""
+        """Share of the steps with a tree at least that deep in which a node of that depth was accepted."""
         accepted = _summed(self.accepted, 0)
         steps = {
             depth: sum(n for d, n in self.depths.items() if d >= depth)
@@ -120,12 +120,12 @@ class Stats:
 
     @property
     def acceptance_by_rank(self) -> dict[int, float]:
-        """Share of the nodes of that rank that were accepted where their parent was."""
+        """Share of the nodes of that rank that were accepted, given an accepted parent."""
         tried, accepted = _summed(self.tried, 1), _summed(self.accepted, 1)
         return {rank: accepted[rank] / tried[rank] for rank in sorted(tried)}
 
     def count(self, step: Step, first: bool = False) -> None:
-        """Count one step; `first`: of the pass that read the prompt."""
+        """Count one step; `first`: its pass also read the prompt."""
         self.steps += 1
         self.first_tokens += len(step.tokens) if first else 0
         self.tokens += len(step.tokens)
@@ -151,7 +151,7 @@ class Stats:
         return Stats(**merged, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def _repr_html_(self) -> str:
-        """In a notebook: the figures, and where tokens and time came from."""
+        """Render the figures and charts of tokens and time in a notebook."""
         from .._util import display
 
         if not self.steps:
@@ -174,7 +174,7 @@ class Stats:
         return display.figures(f"{self.mat:.2f} tokens a step", lines, bars)._repr_html_()
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything counted, and every figure made of it, as plain numbers for JSON."""
+        """Return all counts and derived figures as plain numbers for JSON."""
         names = (
             "drafter path synchronize prompt_tokens cached_tokens tokens steps mat tokens_per_second discard_rate "
             "verification_rate plain_steps prefill_seconds first_tokens compile_seconds decode_seconds "
@@ -196,7 +196,7 @@ class Stats:
 
 
 def _nested(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
-    """Counts by depth and rank, as one mapping for each depth."""
+    """Return counts by depth and rank as one mapping per depth."""
     nested: dict[int, dict[int, int]] = {}
     for (depth, rank), number in sorted(counts.items()):
         nested.setdefault(depth, {})[rank] = number
@@ -204,7 +204,7 @@ def _nested(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
 
 
 def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:
-    """Counts by depth and rank, added up by depth (0) or rank (1)."""
+    """Return counts by depth and rank, summed by depth (0) or rank (1)."""
     summed: Counter[int] = Counter()
     for depth_and_rank, count in counts.items():
         summed[depth_and_rank[by]] += count
