@@ -90,7 +90,7 @@ def test_lists_and_tensors_become_arrays():
     [
         ([], [], "node 0 must be the root"),
         ([1], [0], "node 0 must be the root"),
-        ([1, 2], [-1], "equally many"),
+        ([1, 2], [-1], "equal lengths"),
         ([1, 2], [-1, 1], "parent of node 1"),
         ([1, 2], [-1, -1], "parent of node 1"),
         ([1, 2, 3, 4], [-1, 0, 1, 0], "order of depth"),

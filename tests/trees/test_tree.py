@@ -31,7 +31,7 @@ REFUSED: list[tuple[Callable[..., Template | None], tuple[Any, ...], str]] = [
     (Template.from_paths, ([(0,), (0, -1)],), r"\(0, -1\)"),
     (Template, ((), ()), "root"),
     (Template, ((0,), (0,)), "root"),
-    (Template, ((-1, 0), (0,)), "equally many"),
+    (Template, ((-1, 0), (0,)), "equal lengths"),
     (Template, ((-1, 1), (0, 0)), "parent of node 1"),
     (Template, ((-1, -1), (0, 0)), "parent of node 1"),
     *((grow, given, "got|none") for given in (([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3))),

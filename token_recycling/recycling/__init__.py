@@ -1,1 +1,1 @@
-"""What is learned from a step, and drafted from it."""
+"""Token Recycling: the store of candidates, and drafts from it."""

@@ -1,7 +1,7 @@
-"""Draft for a batch of sequences: of all of them the most valuable nodes.
+"""Drafting for a batch of sequences: the most valuable nodes across all of them.
 
-Each sequence grows its draft until its next node gains less than what paid in the last batch; where more pays, the
-drafts grow on. Cost per step: that of each `Recycler`, and a sort of all nodes.
+Each sequence grows its draft until the next node gains less than the threshold of the last batch; if more nodes pay,
+the drafts keep growing. Cost per step: that of each `Recycler`, and a sort of all nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..costs import NO_COSTS, least_gain, paying_prefix
 from .recycler import Recycler
 
 _LOWER = 0.9
-"""Share of the gain that paid in the last batch from which on nodes are added at once."""
+"""Nodes are first added down to this fraction of the gain that paid in the last batch."""
 
 
 def draft_together(
@@ -26,8 +26,8 @@ def draft_together(
 ) -> list[int]:
     """Draft for the sequences (length,) of a batch; return how many nodes of each pay, the root included.
 
-    Of all sequences the most valuable nodes are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of all of
-    them. See `Recycler.draft`.
+    The most valuable nodes across all sequences are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of
+    the whole batch. See `Recycler.draft`.
     """
     n = len(recyclers)
     if n == 1:

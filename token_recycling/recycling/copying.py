@@ -1,11 +1,11 @@
 """Edit-aware copying: drafts resume after an edit, from the place that a sequence is copied from.
 
-An output that repeats a file, a tool's result or a prediction leaves it at an edit and soon returns to it. Matches
-elsewhere say little there; the last copied place says a lot. So every sequence keeps the place of the next token to
-copy. Where the output differs, copying resumes after as many tokens (a replacement), at the same place (an insertion),
-or after the next place that matches the newest tokens, the nearest of the longest matches. After a replacement, old and
-new tokens form a rule: a name that was replaced once is replaced again. Each node of a draft has places of its own, so
-that a draft continues after its own replacements.
+An output that repeats a file, a tool's result or a prediction leaves the copied text at an edit and soon returns to it.
+There, the last copied place predicts the continuation better than matches elsewhere. So every sequence tracks the place
+of the next token to copy. Where the output differs, copying resumes after as many tokens (a replacement), at the same
+place (an insertion), or after the next place that matches the newest tokens, the nearest of the longest matches. After
+a replacement, old and new tokens form a rule: a name that was replaced once is replaced again. Each node of a draft has
+its own places, so a draft continues after its own replacements.
 
 Cost, in compiled code: tens of nanoseconds per token and place; a microsecond per token within an edit.
 """
@@ -19,27 +19,27 @@ from .ngrams import ABSENT
 from .suffix_index import BREAK, IndexArrays, token_at
 
 HYPOTHESES = 3
-"""Most places where copying may continue."""
+"""Maximum number of places where copying may continue."""
 KINDS = 7
-"""By how many tokens were copied in a row: none, 1, 2 to 3, 4 to 7, more; by a rule; at the start of a prediction."""
+"""Kinds by the tokens copied in a row: none, 1, 2 to 3, 4 to 7, more; by a rule; at the start of a prediction."""
 _BY_RULE, _AT_BEGINNING = 5, 6
 _WEIGHTS = np.array([0.06, 0.35, 0.55, 0.75, 0.85, 0.6, 0.6], np.float32)
-"""Weight of tokens to copy against all other candidates, by kind."""
+"""Weight of copied tokens relative to all other candidates, by kind."""
 _WINDOW, _COMPARED = 64, 8
-"""Tokens after the last copied place that are searched for the newest ones, and most tokens compared."""
+"""Tokens after the last copied place that are searched for the newest tokens, and maximum tokens compared."""
 _SHORT, _LOST = 8, 128
 """Tokens since the last copied one after which no place is guessed, and after which copying ends."""
 _AGAIN, _FOUND, _ELSEWHERE = 2, 6, 8
-"""Matching tokens with which copying resumes; with which it begins; with which it leaves an edit for another place."""
+"""Matching tokens required to resume copying; to start copying; to leave an edit for another place."""
 _RULES, _LONGEST_RULE = 16, 8
-"""Newest rules that are kept, and most tokens of either side."""
+"""Number of newest rules that are kept, and maximum tokens of either side."""
 
 COPY = np.dtype(
     [
-        ("place", np.int64),  # of the next token to copy, or -1
-        ("run", np.int64),  # tokens copied in a row; -1 at the beginning of a prediction
-        ("rule", np.int64),  # that is followed
-        ("done", np.int64),  # how many of its tokens
+        ("place", np.int64),  # the next token to copy, or -1
+        ("run", np.int64),  # tokens copied in a row; -1 at the start of a prediction
+        ("rule", np.int64),  # the rule being applied
+        ("done", np.int64),  # number of its tokens applied
     ],
     align=True,
 )
@@ -49,20 +49,20 @@ _RULE = np.dtype(
         ("old", np.int64),
         ("new", np.int64),  # numbers of tokens
         ("right", np.int64),
-        ("wrong", np.int64),  # how often it held and failed
+        ("wrong", np.int64),  # how often the rule was right and wrong
         ("old_tokens", np.int64, (_LONGEST_RULE,)),
         ("new_tokens", np.int64, (_LONGEST_RULE,)),
     ],
     align=True,
 )
-"""Tokens that were replaced by others."""
+"""A replacement of tokens by others."""
 COPYING = np.dtype(
     [
-        ("place", np.int64),  # of the next token to copy, or of the first that was not copied
+        ("place", np.int64),  # the next token to copy, or the first not copied
         ("run", np.int64),  # tokens copied in a row
-        ("gap", np.int64),  # tokens since then
-        ("rule", np.int64),  # that is followed
-        ("done", np.int64),  # how many of its tokens
+        ("gap", np.int64),  # tokens since the last copied one
+        ("rule", np.int64),  # the rule being applied
+        ("done", np.int64),  # number of its tokens applied
         ("made", np.int64),  # number of rules so far
         ("predicted", np.int64),  # predicted tokens that the sequence contained
         ("prediction", np.int64),  # length of the prediction
@@ -75,20 +75,20 @@ COPYING = np.dtype(
 
 
 def predict(copying: np.ndarray, prompt: int, prediction: int) -> None:
-    """Set the lengths of the prompt and of the prediction of a new sequence, (1,) of `COPYING`; copying starts at the
-    beginning of the index.
+    """Initialize the state of a new sequence, (1,) of `COPYING`, with the lengths of prompt and prediction; copying
+    starts at the beginning of the index.
     """
     copying["place"], copying["prompt"], copying["prediction"] = 0, prompt, prediction
 
 
 def predicted(copying: np.ndarray) -> int:
-    """Return how many predicted tokens a sequence, (1,) of `COPYING`, contained."""
+    """Return how many predicted tokens a sequence, (1,) of `COPYING`, has copied."""
     return int(min(copying["predicted"][0], copying["prediction"][0]))
 
 
 @compiled_part
 def follow(copying: Record, index: IndexArrays, token: int) -> None:
-    """Continue the sequence with `token`, which is not in its index yet."""
+    """Update the state with the next `token` of the sequence, which is not in the index yet."""
     if copying.place < 0:
         return
     if copying.gap == 0:
@@ -130,8 +130,8 @@ def _copied(copying: Record, place: int, tokens: int) -> None:
 
 @compiled_part
 def _taken_up(copying: Record, index: IndexArrays, token: int) -> tuple[int, int]:
-    """Return place and length of the longest match of the newest tokens, `token` included, near the last copied place;
-    length 0 without one.
+    """Return the place and length of the longest match of the newest tokens, `token` included, near the last copied
+    place; length 0 without a match.
     """
     best, longest, count = np.int64(ABSENT), np.int64(0), index.added[0]
     for at in range(max(np.int64(0), copying.place - 1), min(copying.place + _WINDOW, count)):
@@ -152,7 +152,7 @@ def _taken_up(copying: Record, index: IndexArrays, token: int) -> tuple[int, int
 
 @compiled_part
 def _learn(copying: Record, index: IndexArrays, again: int, new: int) -> None:
-    """Learn a rule: `new` tokens replaced those from the last copied place up to `again`. The newest token is not in
+    """Learn a rule: `new` tokens replaced those between the last copied place and `again`. The newest token is not in
     the index yet.
     """
     begin, old = copying.place, again - copying.place
@@ -169,7 +169,7 @@ def _learn(copying: Record, index: IndexArrays, again: int, new: int) -> None:
 
 @compiled_part
 def _rule_at(copying: Record, index: IndexArrays, place: int) -> int:
-    """Return the newest rule whose old tokens are at a place and that held more often than not, or -1."""
+    """Return the newest rule that applies at a place and was right at least as often as wrong, or -1."""
     for back in range(min(copying.made, np.int64(_RULES))):
         number = (copying.made - 1 - back) % _RULES
         rule = copying.rules[number]
@@ -185,7 +185,7 @@ def _rule_at(copying: Record, index: IndexArrays, place: int) -> int:
 
 @compiled_part
 def begin_draft(copying: Record, index: IndexArrays, tree: np.ndarray) -> None:
-    """Fill in where copying may continue after the root of a tree."""
+    """Set where copying may continue after the root of a tree."""
     copies = tree[0].copies
     for row in range(HYPOTHESES):
         copies[row].place = ABSENT
@@ -195,7 +195,7 @@ def begin_draft(copying: Record, index: IndexArrays, tree: np.ndarray) -> None:
         _set(copies[0], copying.place, copying.run if copying.run > 0 else -1, copying.rule, copying.done)
         return
     count, filled, late = index.added[0], 0, copying.gap > _SHORT
-    # The newest token is in the index by now: look for it as before.
+    # The newest token is indexed by now: search as if it were not.
     newest = token_at(index, count - 1)
     index.added[0] = count - 1
     at, length = _taken_up(copying, index, newest)
@@ -217,7 +217,7 @@ def _set(copy: Record, place: int, run: int, rule: int, done: int) -> None:
 
 @compiled_part
 def find(copying: Record, tree: np.ndarray, place: int, length: int) -> None:
-    """The newest tokens match those before `place`: start to copy there, or leave an edit for it."""
+    """Given that the newest tokens match those before `place`, start copying there, or leave an edit for it."""
     if length >= (_FOUND if copying.place < 0 else _ELSEWHERE) and (copying.place < 0 or copying.gap > 0):
         copying.place, copying.run, copying.gap, copying.done = place, length, 0, 0
         copies = tree[0].copies
@@ -242,13 +242,13 @@ def token_to_copy(copying: Record, index: IndexArrays, copy: Record) -> tuple[in
 
 @compiled_part
 def weight(kind: int) -> float:
-    """Return the weight of a token to copy against all other candidates."""
+    """Return the weight of a copied token relative to all other candidates."""
     return _WEIGHTS[kind]
 
 
 @compiled_part
 def go_on(copying: Record, index: IndexArrays, tree: np.ndarray, parent: int, node: int, token: int) -> None:
-    """Fill in where copying may continue after `node`, which has `token` and follows `parent`."""
+    """Set where copying may continue after `node`, which has `token` and follows `parent`."""
     filled, copies, above = 0, tree[node].copies, tree[parent].copies
     for row in range(HYPOTHESES):
         copies[row].place = ABSENT

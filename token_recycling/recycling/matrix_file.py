@@ -1,10 +1,9 @@
-"""The file of a matrix: safetensors, written atomically, and checked before use.
+"""The file of a matrix: safetensors, written atomically and checked before use.
 
-`candidates` (vocabulary, k) int32 is the adjacency matrix, all that `published` keeps. `NgramMatrix` adds `shares` of
-the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
-`context_keys`), `calibration`, and `history`: the newest tokens of all sequences, -1 between two, lower ones masked
-(`suffix_index`). The header has the fingerprint of the tokenizer. This module and safetensors are imported
-where a file is read or written.
+`candidates` (vocabulary, k) int32 is the adjacency matrix, the only tensor of `published`. `NgramMatrix` adds `shares`
+of the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
+`context_keys`), `calibration`, and `history`: the newest tokens of all sequences, separated by -1, masked ones below -1
+(`suffix_index`). The header contains the fingerprint of the tokenizer. This module and safetensors are imported on use.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ _NGRAMS = {
     "calibration",
     "history",
 }
-"""The tensors of the two kinds of matrices."""
+"""Tensor names of the two kinds of matrices."""
 
 
 class MatrixFileError(ValueError):
-    """A saved matrix that cannot be used; the message says why and what to do."""
+    """A saved matrix that cannot be used; the message gives the reason and a remedy."""
 
 
 def write_matrix(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], tokenizer: str = "", **header: object
 ) -> None:
-    """Write a matrix; readers see the old file or the new one, never a part."""
+    """Write a matrix; readers see either the old or the new file, never a part."""
     from safetensors.numpy import save
 
     vocab_size, k = tensors["candidates"].shape
@@ -66,7 +65,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     try:
         contents = path.read_bytes()
         tensors = load(contents)
-    except (SafetensorError, OSError, KeyError) as error:  # KeyError: a type that numpy does not have
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that numpy lacks
         raise MatrixFileError(f"{path} is no readable safetensors file ({error}); delete it to start again") from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
     if header.get("format") != FORMAT:
@@ -76,7 +75,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path} has format version {header.get('version')}, this release reads {VERSION}; delete it to start again"
         )
     if tensors.keys() not in (_ADJACENCY, _NGRAMS):
-        raise MatrixFileError(f"{path} lacks a part or has another one; delete it to start again")
+        raise MatrixFileError(f"{path} has missing or unknown tensors; delete it to start again")
     reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start again")
@@ -86,10 +85,10 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
 def read_ngram_matrix(
     path: str | os.PathLike[str], ours: Mapping[str, object], calibration: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the checked tensors of an `NgramMatrix` file, whose calibration must have the shape of ours."""
+    """Return the checked tensors of an `NgramMatrix` file, whose calibration must have the shape of `calibration`."""
     read, header = read_matrix_file(path)
     if read.keys() != _NGRAMS:
-        raise MatrixFileError(f"{path} holds a matrix of the drafter 'published'; load it there, or start a new one")
+        raise MatrixFileError(f"{path} contains a matrix of the drafter 'published'; load it there, or start a new one")
     check_header(path, ours, header)
     if read["calibration"].shape != calibration.shape:
         raise MatrixFileError(
@@ -100,7 +99,7 @@ def read_ngram_matrix(
 
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
-    """Raise MatrixFileError where the header of a file differs from ours, both being given."""
+    """Raise MatrixFileError if an entry of `ours` differs from a file's header; empty entries are ignored."""
     described = {"vocab_size": "the vocabulary", "tokenizer": "the tokenizer"}
     for name, value in ours.items():
         theirs = header.get(name, "")
@@ -112,7 +111,7 @@ def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], heade
 
 
 def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> str | None:
-    """Return what is wrong with types and shapes, or None."""
+    """Return a description of wrong types or shapes, or None."""
     stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
     if (
         candidates.dtype != np.int32
@@ -145,7 +144,7 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
 
 
 def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
-    """Return what is wrong with token ids or calibration counts, or None."""
+    """Return a description of wrong token ids or calibration counts, or None."""
     vocab_size = len(tensors["candidates"])
     for name, least in (("candidates", 0), ("context_candidates", 0), ("history", -1 - vocab_size)):
         if name in tensors and tensors[name].size:
@@ -155,7 +154,7 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
     if "calibration" in tensors:
         chosen, total = tensors["calibration"].T
         if not ((chosen >= 0) & (chosen <= total) & np.isfinite(total)).all():
-            return "calibration must hold counts with chosen <= total, got other numbers"
+            return "calibration must contain counts with chosen <= total, got other numbers"
     return None
 
 

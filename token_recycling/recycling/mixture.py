@@ -1,12 +1,12 @@
-"""Candidates after a place in the sequence or the draft: all sources, interpolated and calibrated.
+"""Candidates after a position of the sequence or a node of the draft: all sources, interpolated and calibrated.
 
 Sources are the rows of the last one to four tokens (`ngrams`); continuations of earlier occurrences of these tokens, in
-this sequence and in the history (`suffix_index`); and the target's candidates one position earlier. The candidates that
-lost there are likely to come next (LogitSpec, 2507.01449), and so are their own continuations.
+this sequence and in the history (`suffix_index`); and the target's candidates one position earlier. Candidates that
+lost there are likely to come next (LogitSpec, 2507.01449), and so are their continuations.
 
-They are interpolated as in an n-gram model (Jelinek and Mercer 1980): each source takes a fixed share from all before
-it; that of a sequence rises with the length of the match. The mixture is then calibrated (`calibration`). Cost: about
-two microseconds per place, in compiled code.
+Sources are interpolated as in an n-gram model (Jelinek and Mercer 1980): each takes a fixed share from all preceding
+ones; the share of a sequence increases with the length of the match. The mixture is then calibrated (`calibration`).
+Cost: about two microseconds per position, in compiled code.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from .ngrams import FULL, Rows, find_row
 from .suffix_index import FOUND, LONGEST, MATCH, IndexArrays, find_matches, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
-"""Weight of the shortest known n-gram, and of each longer one against the shorter ones."""
+"""Weight of the shortest known n-gram, and of each longer one relative to the shorter ones."""
 _MATCH_WEIGHTS = np.array([[0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8, longest] for longest in (0.8, 0.95)], np.float32)
-"""Weight of the continuations in this sequence and in the history, by the kind of the longest match
-(`calibration.match_kind`). A sequence is often an edit of what it contains; the history often has the same sequence.
+"""Weight of continuations in this sequence and in the history, by the kind of the longest match
+(`calibration.match_kind`). A sequence is often an edit of its own content; the history often has the same sequence.
 """
 _PLACE_WEIGHTS = np.array([0.0, 1.0, 4.0, 10.0, 25.0, 80.0, 300.0, 1000.0, 4000.0], np.float32)
-"""Weight of one occurrence among all in a sequence, by the kind of its match."""
+"""Weight of one occurrence relative to all others in a sequence, by the kind of its match."""
 _BESIDE_WEIGHT, _AFTER_WEIGHT = np.float32(0.1), np.float32(0.3)
 """Weight of the candidates that lost to the newest token, and of their continuations."""
 _BESIDE, _AFTER = 4, 4
-"""How many of these candidates have their continuations looked up, and how many continuations each adds."""
+"""Number of these candidates whose continuations are looked up, and number of continuations that each adds."""
 _LONG = 3
-"""Length of the context from which on a row also covers these continuations."""
+"""Minimum context length of the rows used for these continuations."""
 _PAST_KINDS = 5
-"""Kinds of matches in the history: none, of 1 and 2 tokens, of 3 to 7, of 8 to 31, longer ones."""
+"""Kinds of matches in the history: none; of 1 and 2 tokens, 3 to 7, 8 to 31; longer."""
 _MATCHED = MATCHES * _PAST_KINDS
 _CERTAIN = np.float32(1 - 1e-6)
 """Upper bound of a probability, so that a node gains less than a whole token."""
 _LONG_MATCH = 6
-"""Kind of match from which on it tells more than whether copying continues there."""
+"""Kind of match from which the match predicts better than the state of copying."""
 _KINDS = _MATCHED + COPIED
-"""Kinds of candidates, by the matches that support them; those copied without a long match, by their kind of copy."""
+"""Kinds of candidates: by their matches, or, for copied candidates without a long match, by the kind of copy."""
 
 
 _CANDIDATE = np.dtype(
     [
         ("token", np.int64),
-        ("share", np.float32),  # of the mixture
+        ("share", np.float32),  # in the mixture
         ("probability", np.float32),  # calibrated
-        ("cell", np.int64),  # kind, as the calibration has it
+        ("cell", np.int64),  # bin of the calibration
         ("matches", np.int64, (2,)),  # kinds of the longest matches in this sequence and in the history
         ("copied", np.int64),  # kind of copy, -1 for none
     ],
@@ -61,10 +61,10 @@ _CANDIDATE = np.dtype(
 
 
 class Mixture(NamedTuple):
-    """Workspace for the candidates after one place; c at most."""
+    """Workspace for the candidates after one position; at most c."""
 
     candidates: np.ndarray  # (c,) of `_CANDIDATE`, without duplicates
-    recent: np.ndarray  # (LONGEST,) int64: the tokens before the place, newest first, then -1
+    recent: np.ndarray  # (LONGEST,) int64: the tokens up to the position, newest first, then -1
     alternative: np.ndarray  # (longest context of a row,) int64: an n-gram with another newest token, for look-ups
     matches: np.ndarray  # (FOUND,) of `MATCH`: places of continuations
     longest: np.ndarray  # (2,) of `MATCH`: the newest of the longest matches in this sequence and in the history
@@ -82,24 +82,24 @@ class Mixture(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Where candidates come from."""
+    """Sources of candidates."""
 
     rows: Rows
     sequence: IndexArrays  # of the sequence so far; empty where it is not searched
-    history: IndexArrays  # of the earlier outputs; may be empty
+    history: IndexArrays  # of earlier outputs; may be empty
     calibration: np.ndarray  # `mixture_calibration`
     copying: Record  # state of edit-aware copying
     mixture: Mixture
 
 
 def mixture_calibration() -> np.ndarray:
-    """(cells, 2) float32: see `calibration.new_calibration`."""
+    """Return a calibration (cells, 2) float32: see `calibration.new_calibration`."""
     return new_calibration(_KINDS)
 
 
 @compiled_inline
 def mix(sources: Sources, node: Record) -> int:
-    """Find the candidates after `mixture.recent`, the place of `node`, and their probabilities; return their number."""
+    """Compute candidates after `mixture.recent`, the position of `node`, with probabilities; return their number."""
     mixture, rows, candidates = sources.mixture, sources.rows, sources.mixture.candidates
     size, longer = _mix_alternatives(mixture, rows), False
     for order in range(1, len(mixture.alternative) + 1):
@@ -130,13 +130,13 @@ def mix(sources: Sources, node: Record) -> int:
 
 @compiled_part
 def _past_kind(kind: int) -> int:
-    """Return which of the fewer kinds of matches in the history a kind of match is."""
+    """Return the coarser kind of a match in the history."""
     return kind if kind == 0 else 1 if kind < 3 else 2 if kind < 6 else 3 if kind < MATCHES - 1 else 4
 
 
 @compiled_part
 def _mix_alternatives(mixture: Mixture, rows: Rows) -> int:
-    """Add the target's candidates one position earlier, as the first ones; return their number."""
+    """Add the target's candidates one position earlier, before all others; return their number."""
     recent, alternative, size = mixture.recent, mixture.alternative, np.int64(0)
     orders = len(alternative)
     for place in range(orders):
@@ -227,14 +227,14 @@ def _mix_copied(sources: Sources, size: int, node: Record) -> int:
 
 @compiled_part
 def _fade(mixture: Mixture, size: int, weight: float) -> None:
-    """Scale the candidates down for a source of that weight."""
+    """Scale all candidates down for a source of weight `weight`."""
     for place in range(size):
         mixture.candidates[place].share *= 1 - weight
 
 
 @compiled_part
 def _add(mixture: Mixture, size: int, token: int, share: float) -> int:
-    """Add to the share of a candidate, which may be new; return its place."""
+    """Increase the share of a candidate, adding it if new; return its place."""
     candidates = mixture.candidates
     for place in range(size):
         if candidates[place].token == token:

@@ -1,10 +1,9 @@
 """Candidates after n-grams: the adjacency matrix with probabilities, and rows for longer n-grams.
 
-Beyond the matrix of Token Recycling (section 3.1) each row has the candidates' probabilities, and there are rows for
-the last two, three or four tokens, in a hash table of fixed size where a newer n-gram replaces an older one.
-Probabilities have 16 bits, so that 32,000 tokens with 8 candidates take 1.5 MB; `memory` is for the longer n-grams. The
-arrays are on the CPU, where trees are grown. Learning an n-gram takes a fraction of a microsecond per order, in
-compiled code.
+Beyond the matrix of Token Recycling (section 3.1), each row has the candidates' probabilities, and there are rows for
+the last two, three or four tokens, in a hash table of fixed size where newer n-grams replace older ones. Probabilities
+have 16 bits: 32,000 tokens with 8 candidates take 1.5 MB. `memory` sets the size of the table. The arrays are on the
+CPU, where trees are grown. Learning an n-gram takes a fraction of a microsecond per order, in compiled code.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MAX_ORDER = 4
 
 
 def check_options(k: int, orders: int, memory: float, history: int) -> None:
-    """Raise ValueError unless a matrix can have these sizes; `NgramMatrix` says what they are."""
+    """Raise ValueError unless a matrix can have these sizes; see `NgramMatrix` for their meaning."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
     if not 1 <= orders <= MAX_ORDER:
@@ -46,8 +45,7 @@ class NgramMatrix:
     """Candidates and probabilities after the last one to `orders` tokens, learned from verified drafts."""
 
     def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, history: int = 0) -> None:
-        """`memory`: megabytes for longer n-grams; `history`: tokens of earlier outputs, 20 bytes each. Raises
-        ValueError."""
+        """`memory`: megabytes for longer n-grams; `history`: tokens of past outputs (20 bytes). Raises ValueError."""
         check_sizes(vocab_size, k)
         check_options(k, orders, memory, history)
         self.vocab_size, self.k, self.orders = vocab_size, k, orders
@@ -59,15 +57,15 @@ class NgramMatrix:
         )
         self.calibration = mixture_calibration()
         self.workspace = Mixture.empty(orders, k)
-        """Of one draft at a time, for all sequences: compiled code is not interrupted."""
+        """Used by one draft at a time, for all sequences: compiled code is not interrupted."""
         self.outcomes = np.zeros(1, OUTCOMES)
-        """Of the chains of all sequences."""
+        """Outcomes of chains of all sequences."""
         self.least_gain = 0.0
         """Gain above which nodes would have paid in the last batch of sequences."""
         self.lessons = 0
-        """Rows learned so far."""
+        """Number of rows learned so far."""
         self.history = SuffixIndex(capacity=history)
-        """Outputs of all sequences, as far as they fit."""
+        """Outputs of all sequences, up to its capacity."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -81,7 +79,7 @@ class NgramMatrix:
 
     @property
     def filled(self) -> np.ndarray:
-        """(vocab_size,) bool: tokens whose rows were learned."""
+        """(vocab_size,) bool: tokens with a learned row."""
         return self.shares[:, 0] > 0
 
     @property
@@ -111,10 +109,10 @@ class NgramMatrix:
         return [(int(token), float(p)) for token, p in zip(self.rows.candidates[row], shares, strict=True)]
 
     def learn(self, ngrams: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray) -> None:
-        """Overwrite the rows of n n-grams in order: of equal ones the last stays.
+        """Overwrite the rows of n n-grams in order: of equal n-grams the last one wins.
 
         `ngrams` is (n, orders) int64, newest token first, -1 before the beginning of a sequence; `candidates` and
-        `probabilities` (n, k), best first. Raises ValueError for another number of rows or of candidates.
+        `probabilities` are (n, k), best first. Raises ValueError for another number of rows or of candidates.
         """
         shape = (len(ngrams), self.k)
         if candidates.shape != shape or probabilities.shape != shape:
@@ -122,13 +120,13 @@ class NgramMatrix:
                 f"candidates and probabilities must be {shape[0]} x {shape[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
-        # Another type or layout would trigger another compilation.
+        # Another dtype or memory layout would trigger another compilation.
         arrays, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
         overwrite(self.rows, *map(np.ascontiguousarray, arrays, types))
         self.lessons += len(ngrams)
 
     def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
-        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders) whose rows would change."""
+        """Learn from the target's logits (n, vocabulary) after those n-grams (n, orders) whose rows would change."""
         rows = None
         if isinstance(logits, np.ndarray) or logits.device.type == "cpu":  # elsewhere copying all is cheaper
             logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
@@ -138,14 +136,14 @@ class NgramMatrix:
             self.learn(ngrams, *top_candidates(logits, self.k, rows))
 
     def predicts(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Return for each n-gram (n, orders) whether its row has `chosen` (n,) first, bool (n,); -1: unknown."""
+        """Return for each n-gram (n, orders) whether its row has `chosen` (n,) first, bool (n,); -1 is unknown."""
         result = np.zeros(len(ngrams), np.bool_)
         predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64), result)
         return result
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        """Return the n-grams (m,) int64 of (n, orders) whose rows do not have the argmax of logits (n, vocabulary)
-        first.
+        """Return the indices (m,) int64 of the n-grams (n, orders) whose rows do not start with the argmax of logits
+        (n, vocabulary).
         """
         result = np.zeros(len(ngrams), np.bool_)
         surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32), result)
@@ -168,7 +166,7 @@ class NgramMatrix:
         write_matrix(path, tensors, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Load a file of the same orders as `AdjacencyMatrix.load` does; keeps as many contexts and history tokens as
+        """Load a file of the same orders, as `AdjacencyMatrix.load` does; keep as many contexts and history tokens as
         fit.
         """
         from .matrix_file import read_ngram_matrix
@@ -215,7 +213,7 @@ def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilit
     """See `NgramMatrix.learn`."""
     vocab_size = len(rows.candidates) - len(rows.keys)
     for node in range(len(ngrams)):
-        if ngrams[node, 0] >= vocab_size:  # it has an embedding, but is never emitted: no row
+        if ngrams[node, 0] >= vocab_size:  # has an embedding but is never emitted: no row
             continue
         for order in range(1, ngrams.shape[1] + 1):
             if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
@@ -244,7 +242,7 @@ def predicts(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray, result: np.ndar
 
 @compiled(allocates=False)
 def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray, result: np.ndarray) -> None:
-    """Fill in for each n-gram whether its row does not have the argmax of its logits first; see
+    """Fill in for each n-gram whether its row does not start with the argmax of its logits; see
     `NgramMatrix.surprised_by`.
     """
     for node in range(len(ngrams)):

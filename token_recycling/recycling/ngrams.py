@@ -1,8 +1,8 @@
-"""n-grams and their rows, as compiled code reads them.
+"""n-grams and their rows, as used by compiled code.
 
-An n-gram is the last tokens up to a place in a sequence or a tree, newest first. A row holds the candidates after an
-n-gram and their probabilities in 16 bits. Rows of single tokens are indexed by token; those of longer n-grams lie in a
-table of fixed size, indexed by a hash. Cost of a look-up: that hash.
+An n-gram is the last tokens up to a position of a sequence or a tree, newest first. A row contains the candidates after
+an n-gram and their probabilities in 16 bits. Rows of single tokens are indexed by token; those of longer n-grams are in
+a table of fixed size, indexed by a hash. Cost of a look-up: that hash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: 
 
 
 class Rows(NamedTuple):
-    """The arrays of an `NgramMatrix`: rows of single tokens first, by token, then the hashed ones."""
+    """The arrays of an `NgramMatrix`: first the rows of single tokens, by token, then the hashed rows."""
 
     candidates: np.ndarray  # (rows, k) int32, best first
     shares: np.ndarray  # (rows, k) uint16: probabilities, 65,535 for 1; first 0 where nothing was learned
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 @compiled_part
 def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
-    """Return the row of the last `order` tokens of an n-gram, or -1 without one."""
+    """Return the row of the last `order` tokens of an n-gram, or -1 if there is none."""
     vocab_size = len(rows.candidates) - len(rows.keys)
     if order == 1:
         learned = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
@@ -59,7 +59,7 @@ def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
 
 @compiled(allocates=False)
 def row_of(rows: Rows, ngram: np.ndarray, order: int) -> int:
-    """Do the same for a caller in Python: compiled apart, since drafting does not need it."""
+    """Call `find_row` for a caller in Python: compiled separately, since drafting does not need it."""
     return find_row(rows, ngram, order)
 
 

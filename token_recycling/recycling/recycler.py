@@ -1,15 +1,15 @@
 """Draft for one sequence, and learn from the verified steps (Luo et al., 2408.08696).
 
 A `Recycler` belongs to one sequence: its index, its draft, and the recorder that appends it to the history of all
-outputs. What sequences share is in the `NgramMatrix`. One call of compiled code (`advance`) does what a sequence
-computes in a step: it counts which candidates of the last draft were right, reads the new tokens, and grows the next
-draft, most valuable node first. A node's value is the product of the probabilities from the root: its expected gain in
-tokens (Sequoia, 2402.12374, section 4.1; here at every step, as in EAGLE-2). Nodes are added until more would not pay
-(`costs`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
+outputs. State shared by sequences is in the `NgramMatrix`. One call of compiled code (`advance`) does all computation
+of a sequence in a step: it counts which candidates of the last draft were right, reads the new tokens, and grows the
+next draft, most valuable node first. A node's value is the product of the probabilities along its path: its expected
+gain in tokens (Sequoia, 2402.12374, section 4.1; here at every step, as in EAGLE-2). Nodes are added until more would
+not pay (`costs`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
 
-This module imports neither transformers nor torch nor an engine, and learning depends only on tokens and logits, never
-on clocks or random numbers, so that all ranks of a tensor-parallel engine learn the same. Cost per step: some ten
-microseconds per sequence, and two per node.
+This module imports neither transformers nor torch nor an engine. Learning depends only on tokens and logits, never on
+clocks or random numbers, so all ranks of a tensor-parallel engine learn the same. Cost per step: some ten microseconds
+per sequence, and two per node.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
 _NO_TOKENS = np.zeros(0, np.int64)
 _NOT_READ, _NO_DRAFT, _NO_PARENT = -1, -1, -1
-"""Arguments of `advance` where there is nothing to read, to draft, or a token to add."""
+"""Arguments of `advance` for nothing to read, nothing to draft, and no token to add."""
 CHILDREN = 16
-"""Most candidates of one node."""
+"""Maximum candidates of one node."""
 NODE = np.dtype(
     [
         ("token", np.int64),
@@ -51,16 +51,16 @@ NODE = np.dtype(
         ("rank", np.int64),  # among the parent's candidates
         ("value", np.float32),  # probability that the node is accepted
         ("count", np.int64),  # number of candidates
-        ("drafted", np.int64),  # how many of them became children
+        ("drafted", np.int64),  # number of them that became children
         ("candidates", np.int64, (CHILDREN,)),  # most probable first
         ("probabilities", np.float32, (CHILDREN,)),
-        ("cells", np.int64, (CHILDREN,)),  # kinds, as the calibration has them
+        ("cells", np.int64, (CHILDREN,)),  # bins of the calibration
         ("copies", COPY, (HYPOTHESES,)),  # where copying may continue
     ],
     align=True,
 )
-"""A node in order of growth. A `Draft` has no candidates; here the next node is grown from them, and after the step it
-is counted which were right.
+"""A node in order of growth. Unlike those of a `Draft`, nodes have candidates: the next node is grown from them, and
+after the step the right ones are counted.
 """
 SEQUENCE = np.dtype(
     [
@@ -74,10 +74,10 @@ SEQUENCE = np.dtype(
     ],
     align=True,
 )
-"""What is kept of a sequence from step to step, besides its draft and its index; and how it is drafted for."""
+"""State of a sequence from step to step, except its draft and index; and its drafting options."""
 TEMPLATE_NODE = np.dtype([("parent", np.int64), ("rank", np.int64), ("node", np.int64)], align=True)
-"""A node of a template, which is filled with the candidate of that rank; and the node of the draft that fills it, -1
-where it was left out.
+"""A node of a template, to be filled with the candidate of that rank; and the draft node that fills it, -1 if it was
+left out.
 """
 
 
@@ -97,10 +97,10 @@ class Recycler:
         records_prompt: bool = False,
         learns: bool = True,
     ) -> None:
-        """Start with the `prompt` (length,), integers; `nodes`: most drafted nodes.
+        """Start with the `prompt` (length,), integers; `nodes`: maximum drafted nodes.
 
         `suffix`: search the sequence itself. `template`: filled instead of growing a tree; it branches at most
-        `CHILDREN` times per node. `corrected`: see `SEQUENCE`. `records_prompt`: record the end of the prompt too, so
+        `CHILDREN` times per node. `corrected`: see `SEQUENCE`. `records_prompt`: also record the end of the prompt, so
         that its continuation is found again. `learns`: whether the sequence leaves a trace in the matrix.
         """
         self.matrix, self.nodes, self.learns = matrix, nodes, learns
@@ -108,13 +108,13 @@ class Recycler:
         self._searched = suffix
         self._length, self._last = len(prompt), int(prompt[-1])
         self.recorded = len(prompt)
-        """Tokens given to the recorder, the prompt included."""
+        """Number of tokens passed to the recorder, the prompt included."""
         self._read = 0
-        """Tokens of the sequence up to the last draft: those that are in the index."""
+        """Tokens of the sequence up to the last draft: those in the index."""
         self._written: list[int] = []
-        """Tokens since then, as far as they were observed."""
+        """Tokens observed since then."""
         self._index, self._ahead = SuffixIndex(), 0
-        """Of the predicted output, so many tokens, then of the sequence."""
+        """Index of the predicted output (`_ahead` tokens), then of the sequence."""
         self._sequence = sequence = np.zeros(1, SEQUENCE)
         sequence["copying"]["place"], sequence["copying"]["prompt"] = ABSENT, len(prompt)
         sequence["recent"] = ABSENT
@@ -128,11 +128,11 @@ class Recycler:
         self.grown = 0
         """Nodes of the draft, the root included; 0 once its outcome was counted."""
         self._bound: tuple[IndexArrays, IndexArrays, tuple] | None = None
-        """The indexes of the last call of `advance`, and the arguments that stay the same as long as these do."""
+        """The indexes of the last call of `advance`, and the arguments that stay valid as long as these do."""
 
     def predict(self, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
-        """Set the predicted output, tokens (n,), before the first draft: drafts copy from it first. `answered`: how
-        many tokens of the prompt are output already.
+        """Set the predicted output, tokens (n,), before the first draft: drafts copy from it first. `answered`: number
+        of tokens at the end of the prompt that are already output.
         """
         if len(tokens):
             self._searched, self._ahead = True, len(tokens) + 1
@@ -141,22 +141,22 @@ class Recycler:
 
     @property
     def predicted(self) -> int:
-        """How many tokens of the sequence its prediction contained, counting tokens read so far."""
+        """Number of tokens read so far that were copied from the prediction."""
         return copying.predicted(self._sequence["copying"])
 
     def continues(self, tokens: np.ndarray) -> bool:
-        """Return whether a sequence (length,) continues what was read."""
+        """Return whether a sequence (length,) continues the tokens read so far."""
         return self._length <= len(tokens) and bool(tokens[self._length - 1] == self._last)
 
     # Drafts
 
     def draft(self, tokens: np.ndarray, max_depth: int, costs: np.ndarray = NO_COSTS, ratio: float = 1.0) -> np.ndarray:
-        """Return a draft after the sequence `tokens` (length,), integers: (n,) of `NODE`, in order of growth, which
-        holds until the next one.
+        """Return a draft after the sequence `tokens` (length,), integers: (n,) of `NODE` in order of growth, valid
+        until the next draft.
 
         No node is deeper than `max_depth`. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit; empty
-        where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of
-        a node.
+        if every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of a
+        node.
         """
         paying, _ = self.grow(tokens, max_depth, costs=costs, ratio=ratio)
         return self._tree[:paying]
@@ -170,8 +170,8 @@ class Recycler:
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draft within a grammar, as `draft` does. Return the nodes, and the probability (n,) float32 of each being
-        accepted if its parent is. `state`: the grammar's state at the end of the sequence.
+        """Draft within a grammar, as `draft` does. Return the nodes, and the acceptance probability (n,) float32 of
+        each given an accepted parent. `state`: grammar state at the end of the sequence.
         """
         from ..grammar.grow import grow
 
@@ -192,11 +192,11 @@ class Recycler:
         return tree[: len(confidence)], np.array(confidence, np.float32)
 
     def chain(self, nodes: int) -> list[int]:
-        """Return the drafted tokens of a chain of that many nodes."""
+        """Return the drafted tokens of a chain with `nodes` nodes, the root included."""
         return self._tree["token"][1:nodes].tolist()
 
     def gains(self, nodes: int) -> np.ndarray:
-        """Return the expected tokens (nodes - 1,) float32 of the first nodes of a draft, without that of the root."""
+        """Return the expected gains (nodes - 1,) float32 of the first nodes of a draft after the root."""
         return self._tree["value"][1:nodes].copy()
 
     def grow(
@@ -208,9 +208,9 @@ class Recycler:
         ratio: float = 1.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Read the new tokens of a sequence (length,), which tell the outcome of the last draft, and grow a draft of
-        nodes that gain more than `least`. Return how many pay, and the gain of the best one that was not added; 0
-        without one. See `draft`; `mask` restricts the candidates after the root, as in `advance`.
+        """Read the new tokens of a sequence (length,), which reveal the outcome of the last draft, and grow a draft of
+        nodes that gain more than `least`. Return how many nodes pay, and the gain of the best candidate that was not
+        added, 0 if none. See `draft`; `mask` restricts the candidates after the root, as in `advance`.
         """
         if len(tokens) > self.recorded:
             self.observe(tokens[self.recorded :].tolist(), ends=False)
@@ -219,7 +219,7 @@ class Recycler:
         return self._advance(written, max(max_depth, 0), least, costs, ratio, mask=mask)
 
     def grow_on(self, max_depth: int, least: float) -> float:
-        """Add the nodes that gain more than `least`; return the gain of the best one that was not added."""
+        """Add the nodes that gain more than `least`; return the gain of the best candidate that was not added."""
         _, gain = self._advance(max_depth=max(max_depth, 0), least=least)
         return gain
 
@@ -235,9 +235,8 @@ class Recycler:
         probability: float = 0.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Call `advance` with the tokens that were `written` since the last draft, to count its outcome; they are put
-        into the index where that is searched. Return how many nodes pay, and the gain of the best one that was not
-        added.
+        """Call `advance` with the tokens `written` since the last draft, to count its outcome; they are indexed if the
+        sequence is searched. Return how many nodes pay, and the gain of the best candidate that was not added.
         """
         outcome_of, indexed = 0, _NOT_READ
         if written is not None:
@@ -271,8 +270,8 @@ class Recycler:
     # Learning
 
     def observe(self, written: Sequence[int], ends: bool) -> None:
-        """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, and they are
-        read too.
+        """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, so the
+        tokens are also read.
         """
         if self.learns:
             self.recorder.add(written, ends)
@@ -308,24 +307,24 @@ def advance(
     written: np.ndarray, outcome_of: int, indexed: int, grown: int, max_depth: int, least: float, costs: np.ndarray,
     ratio: float, parent: int, token: int, probability: float, mask: np.ndarray,
 ) -> tuple[int, int, float]:  # fmt: skip
-    """Count the outcome of the last draft, read what was written since, and draft: all that a sequence computes in a
+    """Count the outcome of the last draft, read the tokens written since, and draft: all computation of a sequence in a
     step. Return how many nodes pay, the root included, how many have grown, and the gain of the best candidate that was
-    not added; 0 without one.
+    not added, 0 if none.
 
-    This is one function, since numba compiles all that it calls again for each function that is called from Python. Its
-    first arguments stay the same from step to step: one sequence with its draft, `template` (empty where trees grow)
-    and index; then what all sequences share, which is the arrays of an `NgramMatrix`. numba takes six microseconds more
-    for tuples of them.
+    This is a single function because numba compiles all callees again for each function called from Python. The first
+    arguments are constant from step to step: one sequence with its draft, `template` (empty where trees grow) and
+    index; then the shared state, the arrays of an `NgramMatrix`. Tuples of them would cost six microseconds more in
+    numba.
 
-    `written` (n,) int64: tokens since the last draft, of whose `outcome_of` nodes they tell the outcome (0: it was
-    counted); from number `indexed` of the index on they are read (-1: not at all).
+    `written` (n,) int64: tokens since the last draft; they reveal the outcome of its `outcome_of` nodes (0: already
+    counted) and are indexed from number `indexed` on (-1: not at all).
 
-    Nodes are added to a draft of `grown` nodes, 0 for a new one, while more may pay; none is deeper than `max_depth`
+    Nodes are added to a draft of `grown` nodes, 0 for a new draft, while more may pay; none is deeper than `max_depth`
     (-1: no draft), none gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit;
-    empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
+    empty if every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
 
-    `mask` (see `_keep_allowed`), where it is not empty, restricts candidates of the first node that is added. With a
-    `parent` that is only `token`, with its probability; its candidates are not looked up if the mask is empty.
+    A non-empty `mask` (see `_keep_allowed`) restricts the candidates of the first added node. With a `parent`, that
+    node is the only one: `token`, with its probability; its candidates are not looked up if the mask is empty.
     """
     sequence, index = sequences[0], IndexArrays(index_tokens, index_before, index_newest, index_added)
     copying = sequence.copying
@@ -387,7 +386,7 @@ def advance(
 
 @compiled_part
 def _begin(sequence: Record, tree: np.ndarray, written: np.ndarray) -> None:
-    """Begin a tree with the newest token, after tokens (n,) int64 that were written since the last one began."""
+    """Begin a tree with the newest token, after tokens (n,) int64 that were written since the last tree began."""
     recent, count = sequence.recent, len(written)
     for place in range(LONGEST - 1, -1, -1):
         recent[place] = written[count - 1 - place] if place < count else recent[place - count]
@@ -397,9 +396,7 @@ def _begin(sequence: Record, tree: np.ndarray, written: np.ndarray) -> None:
 
 @compiled_part
 def _read(index: IndexArrays, copying: Record, tokens: np.ndarray, indexed: int) -> None:
-    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied
-    from.
-    """
+    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and update the state of copying."""
     for place in range(len(tokens)):
         if indexed + place >= copying.prompt:
             follow(copying, index, tokens[place])
@@ -411,7 +408,7 @@ def _put_below(
     tree: np.ndarray, node: int, parent: int, rank: int, token: int, probability: float, copying: Record,
     index: IndexArrays,
 ) -> None:  # fmt: skip
-    """Add a token below a node, as the newest node, with that rank among the candidates of its parent."""
+    """Add a token below a node, as the newest node, with that rank among its parent's candidates."""
     new, above = tree[node], tree[parent]
     new.token, new.parent, new.depth, new.rank = token, parent, above.depth + 1, rank
     new.value = above.value * probability
@@ -449,8 +446,8 @@ def _consider(tree: np.ndarray, node: int, recent: np.ndarray, sources: Sources)
 
 @compiled_part
 def _keep_allowed(node: Record, mask: np.ndarray) -> None:
-    """Drop the candidates of a node that a grammar forbids; they do not count for the calibration either. `mask`
-    (words,) int32: one bit per token, lowest first, set if the token is allowed.
+    """Drop the candidates of a node that a grammar forbids, also for the calibration. `mask` (words,) int32: one bit
+    per token, lowest first, set if the token is allowed.
     """
     filled = np.int64(0)
     for rank in range(node.count):
@@ -485,8 +482,8 @@ def _next(
 
 @compiled_part
 def _next_of_template(tree: np.ndarray, newest: int, template: np.ndarray, max_depth: int) -> tuple[int, int, float]:
-    """Return the same for a template, of which the root's `rank` says how many nodes are handled; `newest` fills the
-    last of these. Nodes without such a candidate are left out, with the nodes below them.
+    """Return the same for a template. The root's `rank` is the number of the last handled node, which `newest` fills.
+    Nodes without a candidate of their rank are left out with their descendants.
     """
     handled = template[0].rank
     template[handled].node = newest
@@ -501,9 +498,7 @@ def _next_of_template(tree: np.ndarray, newest: int, template: np.ndarray, max_d
 
 @compiled_part
 def _count_chosen(tree: np.ndarray, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Count which kinds of candidates were right along `chosen`, the tokens after the root of a draft of `nodes`
-    nodes.
-    """
+    """Count which candidates were right along `chosen`, the tokens after the root of a draft of `nodes` nodes."""
     number = 0
     for place in range(len(chosen)):
         node, token = tree[number], chosen[place]
@@ -519,7 +514,7 @@ def _count_chosen(tree: np.ndarray, nodes: int, chosen: np.ndarray, calibration:
 
 
 def warm_up() -> None:
-    """Compile drafting and learning, before a request waits for them."""
+    """Compile drafting and learning before a request needs them."""
     prompt, options = np.zeros(2, np.int64), Options(k=1, orders=1, history=LONGEST)
     recycler = Recycler(options.new_matrix(2), prompt, 1)
     recycler.predict(prompt)

@@ -1,11 +1,11 @@
 """Suffix index: finds earlier occurrences of the last tokens, in one sequence or many, by hash chains.
 
-As in LZ77 compressors each place points back to the one before it with the same hash of its last tokens, in two chains:
-of one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the longest
-matches and how often each continuation followed. SuffixDecoding (2411.04975) takes the same from a suffix tree. Tokens
+As in LZ77 compressors, each place points to the previous place with the same hash of its last tokens, in two chains: of
+one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the longest
+matches and how often each continuation followed. SuffixDecoding (2411.04975) uses a suffix tree for the same. Tokens
 that are matched but never drafted are `masked`.
 
-An index grows up to its capacity and then keeps the newest tokens: 20 bytes each, up to 80 while it grows. Cost, in
+An index grows to its capacity and then keeps the newest tokens: 20 bytes each, up to 80 while it grows. Cost, in
 compiled code: nanoseconds per added token; a microsecond per look-up in a sequence, four among a million tokens.
 """
 
@@ -22,27 +22,27 @@ from .._util.locks import Lock
 from .ngrams import ABSENT
 
 LONGEST = 32
-"""Most tokens of a match that are compared."""
+"""Maximum tokens of a match that are compared."""
 FOUND = 32
-"""Most places that a look-up for a growing draft finds: 16 of each chain."""
+"""Maximum places that a look-up for a growing draft finds: 16 per chain."""
 BREAK = -1
 """Separates two sequences: no match crosses it."""
 _MASK = BREAK - 1
 """A masked token is this minus the token."""
 _LONG = 3
-"""Tokens of the longer chain; the shorter one has 1."""
+"""Tokens hashed for the longer chain; the shorter one hashes 1."""
 _LEAST = 1024
-"""Least number of tokens that memory is reserved for: 20 KB, so that few short sequences are indexed again."""
+"""Minimum number of tokens that memory is reserved for: 20 KB, so that few short sequences are indexed again."""
 _RENUMBERED = 2**31 - 2
-"""Places have 32 bits: after so many tokens they are numbered again."""
+"""Places have 32 bits: after this many tokens they are renumbered."""
 _PIECE = 32
-"""Tokens per piece of a sequence that is recorded. The last `LONGEST` are repeated at the start of the next piece, so
-that a match is of the longest kind there.
+"""Tokens per recorded piece of a sequence. The last `LONGEST` are repeated at the start of the next piece, so that a
+match there is of the longest kind.
 """
 
 
 MATCH = np.dtype([("place", np.int64), ("length", np.int64)], align=True)
-"""The place after an earlier occurrence of the last tokens, and how many of them match."""
+"""The place after an earlier occurrence of the last tokens, and the number of matching tokens."""
 
 
 class IndexArrays(NamedTuple):
@@ -50,21 +50,21 @@ class IndexArrays(NamedTuple):
 
     tokens: np.ndarray  # (capacity,) int32: token number n is at `_slot(n, capacity)`
     before: np.ndarray
-    """(2, capacity) int32: for each token the one before it in its chains of one and of three tokens, -1 for none."""
+    """(2, capacity) int32: for each token the previous one in its chains of one and of three tokens, -1 for none."""
     newest: np.ndarray
     """(2, chains) int32: the newest token of every chain, by the hash of its last tokens; a power of two, or 0."""
     added: np.ndarray  # (1,) int64: number of tokens added so far
 
     @classmethod
     def empty(cls, capacity: int, chains: int | None = None) -> IndexArrays:
-        """Allocate that many tokens, and `chains` of each length, a power of two; by default as many as tokens."""
+        """Allocate `capacity` tokens, and `chains` of each length, a power of two; by default as many as tokens."""
         before = np.full((2, capacity), -1, np.int32)
         newest = np.full((2, capacity if chains is None else chains), -1, np.int32)
         return cls(np.full(capacity, BREAK, np.int32), before, newest, np.zeros(1, np.int64))
 
 
 def masked(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens (n,) that match but are never drafted: each becomes a number below `BREAK`."""
+    """Return tokens (n,) in the form that matches but is never drafted: each becomes a number below `BREAK`."""
     return _MASK - tokens.astype(np.int64)
 
 
@@ -79,7 +79,7 @@ def _bucket(first: int, second: int, third: int, buckets: int) -> int:
 
 @compiled_part
 def _slot(place: int, capacity: int) -> int:
-    """Return where token number `place` lies. Only an index whose capacity is a power of two wraps around; a division
+    """Return the slot of token number `place`. Only an index whose capacity is a power of two wraps around; a division
     would take a third of a look-up.
     """
     return place if place < capacity else place & (capacity - 1)
@@ -92,14 +92,14 @@ def _unmasked(token: int) -> int:
 
 @compiled(allocates=False)
 def append(index: IndexArrays, added: np.ndarray) -> None:
-    """Append tokens (n,) int64; the oldest are dropped where the index is full."""
+    """Append tokens (n,) int64; a full index drops the oldest."""
     for new in range(len(added)):
         append_one(index, np.int64(added[new]))
 
 
 @compiled_part
 def append_one(index: IndexArrays, token: int) -> None:
-    """Append a token; the oldest is dropped where the index is full."""
+    """Append a token; a full index drops the oldest."""
     capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
     place = _slot(count, capacity)
     index.tokens[place] = token
@@ -130,8 +130,8 @@ def token_at(index: IndexArrays, place: int) -> int:
 
 @compiled(allocates=False)
 def find_matches(index: IndexArrays, recent: np.ndarray, matches: np.ndarray) -> int:
-    """Fill `matches` (m,) of `MATCH` with earlier occurrences of the tokens `recent` (n,), newest first; those of three
-    equal tokens first, newest first. Return their number.
+    """Fill `matches` (m,) of `MATCH` with earlier occurrences of the tokens `recent` (n,), newest first; matches of the
+    three-token chain first, newest first. Return their number.
     """
     capacity, chains, count, number = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
@@ -167,7 +167,7 @@ def _same(stored: int, token: int) -> bool:
 
 
 def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
-    """Return the places (n,) int64 after the longest match of the last tokens `recent` (m,), newest first, and its
+    """Return the places (n,) int64 after the longest match of the last tokens `recent` (m,), newest last, and its
     length, 0 for none; the newest `walked` places of each chain are compared.
     """
     newest_first, matches = np.full(max(len(recent), _LONG), ABSENT, np.int64), np.empty(2 * walked, MATCH)
@@ -185,10 +185,10 @@ def warm_up() -> None:
 
 
 class SuffixIndex:
-    """The newest tokens of one sequence or many, and their earlier occurrences."""
+    """The newest tokens of one or many sequences, and their earlier occurrences."""
 
     def __init__(self, tokens: Iterable[int] = (), capacity: int | None = None) -> None:
-        """`capacity`: most tokens kept, rounded up to a power of two; unlimited if not given."""
+        """`capacity`: maximum tokens kept, rounded up to a power of two; unlimited if None."""
         self.capacity = None if capacity is None else _power_of_two(capacity)
         self.writing = Lock()
         """Held by a thread that writes to a shared index."""
@@ -201,7 +201,7 @@ class SuffixIndex:
 
     @property
     def tokens(self) -> np.ndarray:
-        """(n,) int32: the newest tokens that are kept, in order."""
+        """(n,) int32: the newest tokens, in order."""
         count, capacity = len(self), len(self.arrays.tokens)
         if count <= capacity:
             return self.arrays.tokens[:count]
@@ -215,7 +215,7 @@ class SuffixIndex:
             append(self.arrays, added)
 
     def reserve(self, more: int) -> None:
-        """Reserve memory for that many more tokens, up to the capacity; the arrays may be replaced."""
+        """Reserve memory for `more` tokens, up to the capacity; the arrays may be replaced."""
         total, capacity = len(self) + more, len(self.arrays.tokens)
         if total <= capacity and total <= _RENUMBERED:
             return
@@ -228,7 +228,7 @@ class SuffixIndex:
             append(self.arrays, tokens)
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last `LONGEST` tokens and the one after them are in the index already; False for fewer
+        """Return whether the index contains the newest token after the same `LONGEST` preceding tokens; False for fewer
         tokens.
         """
         if len(tokens) < LONGEST:
@@ -240,8 +240,8 @@ class SuffixIndex:
 
 class Recorder:
     """Appends one sequence to the shared history piece by piece, so that concurrent sequences do not interleave. A
-    piece repeats the end of the one before, unless that is the newest in the history. A continuation already in the
-    history is not added again.
+    piece repeats the end of the previous one unless that is the newest in the history. Continuations already in the
+    history are not added again.
     """
 
     def __init__(self, history: SuffixIndex, before: np.ndarray | None = None) -> None:

@@ -1,1 +1,1 @@
-"""The shape of a draft, and what passes between loop and drafter."""
+"""Draft trees, and the values that pass between the loop and a drafter."""

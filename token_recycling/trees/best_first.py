@@ -1,8 +1,8 @@
-"""Best-first growth of a tree whose nodes are found while it grows (Sequoia, 2402.12374, section 4.1; EAGLE-2).
+"""Best-first growth of a tree whose nodes are discovered during growth (Sequoia, 2402.12374, section 4.1; EAGLE-2).
 
-Where a node's value is the product of the probabilities from the root, the first n nodes are the tree of n nodes with
-the most expected accepted tokens. Static trees, unrolled graphs and trees within a grammar grow by this function; the
-compiled code of `recycling.recycler` does the same on arrays. Cost: a heap entry for each candidate.
+If a node's value is the product of the probabilities along its path, the first n nodes are the tree of n nodes with the
+most expected accepted tokens. Static trees, unrolled graphs and trees within a grammar grow by this function; the
+compiled code of `recycling.recycler` does the same on arrays. Cost: a heap entry per candidate.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 
 def best_first(children: Callable[[int], Iterable[tuple[float, T]]]) -> Iterator[tuple[int, float, T]]:
-    """Yield the parent, value and candidate of each node, the most valuable candidate first, the older of equal ones.
+    """Yield the parent, value and candidate of each node, the most valuable candidate first, ties in order of
+    insertion.
 
-    Nodes are numbered in this order, the root is 0. `children(node)` returns the values and candidates that may follow
-    a node; it is called once, after the caller has taken that node.
+    Nodes are numbered in this order; the root is 0. `children(node)` returns the values and candidates after a node; it
+    is called once, after the caller has consumed that node.
     """
     waiting: list[tuple[float, int, int, T]] = []
     order = count()

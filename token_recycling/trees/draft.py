@@ -1,9 +1,9 @@
-"""Values that pass between the loop and a drafter: a budget, the context of a draft, the draft, its verified step.
+"""Values that pass between the loop and a drafter: a draft's budget and context, the draft, and its verified step.
 
-A draft is a tree, verified in one forward pass by *tree attention*: every node sees the whole context and its own
-ancestors, nothing else (Token Recycling, section 2.3). Node 0 is the root: the newest token of the sequence, not yet in
-the key/value cache. Nodes are in order of depth, so a parent comes before its children, and cutting a draft keeps its
-first nodes. A chain has one branch, and a lone root is plain autoregressive decoding.
+A draft is a tree, verified in one forward pass by *tree attention*: every node attends only to the whole context, its
+ancestors and itself (Token Recycling, section 2.3). Node 0 is the root: the newest token of the sequence, not yet in
+the key/value cache. Nodes are in order of depth, so a parent precedes its children, and cutting a draft keeps its first
+nodes. A chain has one branch, and a lone root is plain autoregressive decoding.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ..grammar.state import State
 
 Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
-"""What a draft takes for its arrays."""
+"""Types accepted for the arrays of a draft."""
 _EVERY_NODE = np.ones(4097)
-"""Times by which every node pays, of at most so many."""
+"""Verification times with which every node pays, for up to 4,097 nodes."""
 
 
 class Tree:
-    """Nodes in order of depth. Depths, ancestors and children follow from the parents."""
+    """Nodes in order of depth; depths, ancestors and children are derived from the parents."""
 
     parents: np.ndarray
     """(n,) int64: -1 for the root."""
@@ -41,7 +41,7 @@ class Tree:
     """Depth of the deepest node."""
 
     def __init__(self, parents: Array) -> None:
-        """`parents` (n,), -1 for the root. Raises ValueError unless they are a tree in order of depth."""
+        """`parents` (n,), -1 for the root. Raises ValueError unless they form a tree in order of depth."""
         own = vars(self)  # drafts are frozen
         own["parents"] = _on_host(parents, np.int64)
         depths = _depths(self.parents.tolist())
@@ -55,8 +55,8 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> np.ndarray:
-        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
-        rows = [1]  # bit j of row i: node i sees node j; an operation on a whole row is one on an integer
+        """(n, n) bool; row i marks the nodes that node i attends to: its ancestors and itself."""
+        rows = [1]  # bit j of row i: node i attends to node j; a row operation is one integer operation
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             rows.append(rows[parent] | 1 << node)
         width = -(-len(rows) // 8)
@@ -65,7 +65,7 @@ class Tree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """For each node its children, in order."""
+        """Children of each node, in order."""
         children: list[list[int]] = [[] for _ in range(len(self))]
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             children[parent].append(node)
@@ -73,7 +73,7 @@ class Tree:
 
     @cached_property
     def lineages(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the nodes from the root down to it, both included."""
+        """For each node, the path from the root to the node, both included."""
         lineages: list[tuple[int, ...]] = [(0,)]
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
             lineages.append((*lineages[parent], node))
@@ -82,8 +82,8 @@ class Tree:
 
 @dataclass(frozen=True, eq=False, init=False)
 class Draft(Tree):
-    """The nodes to verify, n parallel arrays on the host in order of depth: node 0 is the root, the newest token of the
-    sequence. Lists and tensors are converted. Raises ValueError for parents that are no tree in order of depth.
+    """The nodes to verify: n parallel arrays on the host, in order of depth. Node 0 is the root, the newest token of
+    the sequence. Lists and tensors are converted. Raises ValueError for parents that form no tree in order of depth.
     """
 
     tokens: np.ndarray
@@ -91,15 +91,15 @@ class Draft(Tree):
     parents: np.ndarray
     """(n,) int64: -1 for the root."""
     probabilities: np.ndarray | None = None
-    """(n,) float32: the chance of each node if its parent is accepted; sequences share passes by it. None if unknown.
+    """(n,) float32: acceptance probability of each node given an accepted parent, used to size drafts. None if unknown.
     """
     sampled_from: Mapping[int, torch.Tensor] | None = None
-    """For each sampled node the distribution (vocabulary,) that it and its siblings were sampled from, without
-    replacement and in their order. Acceptance relies on it: wrong distributions change the output. No sampled node may
-    be left out because of the tokens that were sampled.
+    """For each sampled node, the distribution (vocabulary,) that the node and its siblings were sampled from, in their
+    order and without replacement. Acceptance relies on it: wrong distributions change the output. Sampled nodes must
+    not be dropped depending on which tokens were sampled.
     """
     needed: frozenset[int] = frozenset()
-    """Nodes that stay when a draft is pruned, with those above them; in a fused draft if all of them fit."""
+    """Nodes that are kept when a draft is pruned, with their ancestors; in a fused draft only if all of them fit."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class Draft(Tree):
         needed: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(parents)
-        own = vars(self)  # frozen: fields are set here alone
+        own = vars(self)  # frozen: fields are only set here
         own["tokens"] = _on_host(tokens, np.int64)
         own["probabilities"] = None if probabilities is None else _on_host(probabilities, np.float32)
         own["sampled_from"], own["needed"] = sampled_from, needed
         if len(self.tokens) != len(self):
-            raise ValueError(f"tokens and parents must be equally many, got {len(self.tokens)} and {len(self)}")
+            raise ValueError(f"tokens and parents must have equal lengths, got {len(self.tokens)} and {len(self)}")
 
     @classmethod
     def chain(cls, tokens: Array, probabilities: Array | None = None) -> Draft:
-        """Return the draft of one branch: `tokens` (n,), the root first. Of the root alone it is plain decoding."""
+        """Return a draft with one branch: `tokens` (n,), the root first. With the root alone it is plain decoding."""
         return cls(tokens, branch(len(tokens)), probabilities)
 
     @classmethod
@@ -130,7 +130,7 @@ class Draft(Tree):
         probabilities: Array | None = None,
         sampled_from: Mapping[int, torch.Tensor] | None = None,
     ) -> Draft:
-        """Return the draft of nodes in any order in which parents come before their children; nodes of one depth keep
+        """Return the draft of nodes in any order in which parents precede their children; nodes of equal depth keep
         their order.
         """
         order = np.argsort(_depths(np.asarray(parents).tolist()), kind="stable")
@@ -146,7 +146,7 @@ class Draft(Tree):
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """(n,) int64: the place of every node among its siblings."""
+        """(n,) int64: index of every node among its siblings."""
         ranks = np.zeros(len(self), np.int64)
         for siblings in self.children:
             ranks[list(siblings)] = range(len(siblings))
@@ -154,7 +154,7 @@ class Draft(Tree):
 
     @cached_property
     def values(self) -> np.ndarray | None:
-        """(n,) float64: acceptance probability of each node, the product along its path; None if unknown."""
+        """(n,) float64: probability that each node is accepted, the product along its path; None if unknown."""
         if self.probabilities is None:
             return None
         values, parents = np.clip(self.probabilities, 0, 1).astype(np.float64).tolist(), self.parents.tolist()
@@ -168,7 +168,7 @@ class Draft(Tree):
         return self.part(range(int(np.searchsorted(self.depths, depth, side="right"))))
 
     def first_branch(self) -> Draft:
-        """Return of every node only the first child."""
+        """Return the draft reduced to the first child of every node."""
         path, children = [0], self.children
         while children[path[-1]]:
             path.append(children[path[-1]][0])
@@ -176,12 +176,12 @@ class Draft(Tree):
 
     @property
     def needed_paths(self) -> frozenset[int]:
-        """The root, the `needed` nodes and those above them."""
+        """The root, the `needed` nodes and their ancestors."""
         return frozenset({0}).union(*(self.lineages[node] for node in self.needed))
 
     def ranked(self) -> np.ndarray | None:
-        """Return all nodes (n,), those of `needed_paths` first, then the most probable ones. None where probabilities
-        are unknown, or sampled nodes are not among the former: which stay must not depend on what was sampled.
+        """Return all nodes (n,), those of `needed_paths` first, then by probability. None if probabilities are unknown
+        or a sampled node is outside `needed_paths`: the selection must not depend on the sampled tokens.
         """
         if self.values is None:
             return None
@@ -194,19 +194,19 @@ class Draft(Tree):
         return np.lexsort((-self.values, later))
 
     def first_ranked(self, n: int) -> Draft:
-        """Return the first n nodes of `ranked`; all where it returns None."""
+        """Return the first n nodes of `ranked`; all nodes if it returns None."""
         order = self.ranked() if len(self) > n else None
         return self if order is None else self.part(sorted(order[:n].tolist()))
 
     def most_probable(self, n: int) -> Draft:
-        """Return the n most probable nodes, the root included; the first n where the order is unknown, or decides about
-        sampled nodes.
+        """Return the n most probable nodes, the root included; the first n if there are sampled nodes or no
+        probabilities.
         """
         order = None if self.sampled_from else self.ranked()
         return self.part(range(min(n, len(self))) if order is None else sorted(order[:n].tolist()))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Return the draft of these nodes (sorted, with their parents)."""
+        """Return the draft of these nodes (sorted, parents included)."""
         if len(nodes) == len(self):
             return self
         chosen = np.asarray(nodes, np.int64)
@@ -223,14 +223,14 @@ class Draft(Tree):
         )
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
-        """Return the nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
+        """Return the nodes whose path below the root carries `tokens`, ascending; the root for no tokens."""
         drafted, children, nodes = self.tokens.tolist(), self.children, [0]
         for token in tokens:
             nodes = sorted(child for node in nodes for child in children[node] if drafted[child] == token)
         return nodes
 
     def places_in(self, other: Draft) -> list[int | None]:
-        """Return for each node the one of `other` after the same tokens, or None; both share the root."""
+        """Return for each node the node of `other` with the same path of tokens, or None; both share the root."""
         there: dict[tuple[int, int], int] = {}
         for node, (parent, token) in enumerate(zip(other.parents.tolist(), other.tokens.tolist(), strict=True)):
             there.setdefault((parent, token), node)
@@ -242,8 +242,8 @@ class Draft(Tree):
 
 
 class DraftBuilder:
-    """Grows a draft from branches with common prefixes: nodes with the same token after the same parent are merged.
-    It is apart from `Draft`, whose arrays are complete. Cost: a dictionary entry per node.
+    """Grows a draft from branches with common prefixes: nodes with the same token after the same parent are merged. A
+    `Draft`, by contrast, has complete arrays. Cost: a dictionary entry per node.
     """
 
     def __init__(self, root: int) -> None:
@@ -253,8 +253,8 @@ class DraftBuilder:
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int, probability: float | None = None) -> int:
-        """Return the child of `parent` that carries `token`, which may be new. Nodes that are added in order of depth
-        have the same numbers in the draft.
+        """Return the child of `parent` with `token`, added if missing. Nodes added in order of depth keep their numbers
+        in the draft.
         """
         node = self._children.setdefault((parent, token), len(self.parents))
         if node == len(self.parents):
@@ -264,7 +264,7 @@ class DraftBuilder:
         return node
 
     def draft(self) -> Draft:
-        """Return what was added; without probabilities unless all of them are known."""
+        """Return the draft; without probabilities unless those of all nodes are known."""
         probabilities = [probability for probability in self.probabilities if probability is not None]
         return Draft.of(self.tokens, self.parents, probabilities if len(probabilities) == len(self.parents) else None)
 
@@ -275,14 +275,14 @@ def branch(nodes: int) -> np.ndarray:
 
 
 def star(nodes: int) -> np.ndarray:
-    """Return the parents (nodes,) int64 of a root with children only, the root included."""
+    """Return the parents (nodes,) int64 of a root whose children are all other nodes."""
     parents = np.zeros(nodes, np.int64)
     parents[0] = -1
     return parents
 
 
 def _depths(parents: list[int]) -> list[int]:
-    """Return the depths of nodes. Raises ValueError unless parents come before their children."""
+    """Return the depths of nodes. Raises ValueError unless parents precede their children."""
     if not parents or parents[0] != -1:
         raise ValueError(f"node 0 must be the root, with parent -1, got parents {parents[:4]}")
     depths = [0]
@@ -301,38 +301,38 @@ def _on_host(array: Array, dtype: type[np.generic]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Budget:
-    """What one draft may cost, in units of t(1). The loop gives one with every context."""
+    """Cost limits of one draft, in units of t(1). The loop passes a budget with every context."""
 
     verifying: np.ndarray = field(default_factory=lambda: _EVERY_NODE)
     """(m,) float64: time of verifying 1, 2, ... nodes."""
     ratio: float = 1.0
-    """The forecast ratio, which scales what nodes are expected to gain."""
+    """The forecast ratio, which scales the expected gain of nodes."""
     step: float = 0.0
     node: float = 0.0
     of_pass: float = 0.0
-    """Drafting overhead of a step, of each drafted node and of each pass of a draft model."""
+    """Drafting overhead per step, per drafted node and per pass of a draft model."""
     passes: int = 0
     """Passes of draft models so far."""
 
     @classmethod
     def of_nodes(cls, nodes: int | None) -> Budget:
-        """Return the budget of a draft of a given size, None for any: every one of its nodes pays."""
+        """Return the budget of a draft with a given number of nodes, None for any: every node pays."""
         return cls() if nodes is None else cls(np.ones(1 + nodes))
 
     @property
     def nodes(self) -> int:
-        """Maximum number of drafted nodes, the root left out."""
+        """Maximum number of drafted nodes, the root excluded."""
         return len(self.verifying) - 1
 
     @property
     def times(self) -> np.ndarray:
-        """(m,) float64: time of a step over 1, 2, ... nodes, drafting and the passes so far included."""
+        """(m,) float64: time of a step over 1, 2, ... nodes, including drafting and the passes so far."""
         overhead = self.step + self.passes * self.of_pass
         return self.verifying + overhead + self.node * np.arange(len(self.verifying))
 
     def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
-        """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
-        `gains`, one token for each at most, where nodes of the probabilities `drafted` are there. Counts the pass.
+        """Return whether another pass of a draft model may raise the tokens per time; if so, count it. It adds at most
+        one token below each node of the probabilities `gains`; `drafted` are those of the existing nodes.
         """
         if self.nodes < 1:
             return False
@@ -353,13 +353,13 @@ class Context:
     remaining: int
     """Number of tokens that may still be emitted; nodes deeper than `remaining - 1` are useless."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Warps logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
+    """Warps logits (n, vocabulary) for sampling: temperature, top-k and similar, no penalties; None if greedy."""
     state: State | None = None
-    """Grammar state at the end of the sequence; None without a grammar, or where it is unknown."""
+    """Grammar state at the end of the sequence; None without a grammar, or if unknown."""
     generator: torch.Generator | None = None
-    """Random numbers of this sequence's drafts, for drafters that sample; None where nothing is sampled."""
+    """Random numbers of this sequence's drafts, for drafters that sample; None under greedy decoding."""
     budget: Budget = field(default_factory=Budget)
-    """What the draft may cost: how many nodes, and whether one more pass of a draft model pays."""
+    """Cost limits of the draft: the number of nodes, and whether one more pass of a draft model pays."""
 
     @property
     def root(self) -> torch.Tensor:
@@ -372,29 +372,29 @@ class Step:
     """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the sequence."""
 
     draft: Draft
-    """The verified draft; other drafters may have a part in it."""
+    """The verified draft; other drafters may have contributed to it."""
     logits: torch.Tensor
-    """(n, vocabulary): the target's logits after every node, the rejected ones too."""
+    """(n, vocabulary): the target's logits after every node, rejected ones included."""
     accepted: list[int]
     """Accepted nodes, the root first."""
     tokens: list[int]
-    """Emitted tokens, one per accepted node: those of the accepted nodes after the root, then the last one."""
+    """Emitted tokens, one per accepted node: those of the nodes after the root, then the target's own token."""
     finished: bool
-    """True for the last step of a sequence."""
+    """Whether this is the last step of the sequence."""
     beyond: int | None = None
-    """The first node that carries the last token of the sequence; it and its descendants are not learned from."""
+    """The first node with the last token of the sequence; this node and its descendants are not learned from."""
     row: int = 0
-    """Which sequence of a batch it is, counted from 0."""
+    """Index of the sequence in the batch."""
     candidates: tuple[np.ndarray, np.ndarray] | None = None
-    """The result of `top`, where the device has found it already."""
+    """The result of `top`, if the device has computed it already."""
     states: torch.Tensor | None = None
-    """(n, states * hidden): the hidden states that the drafter's traits name (`states`), side by side."""
+    """(n, states * hidden): the hidden states that the drafter's traits request (`states`), concatenated."""
     grammar_states: Sequence[State | None] | None = None
-    """The grammar state at every node, None where the grammar forbids it; None as a whole without a grammar."""
+    """Grammar state at every node, None where the grammar forbids the node; None as a whole without a grammar."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k most probable tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32,
-        float32.
+        """Return the k most probable tokens after every node, or after `nodes` (n,), and their probabilities: (n, k)
+        int32 and float32.
         """
         if self.candidates is None or self.candidates[0].shape[1] < k:
             return top_candidates(self.logits, k, nodes)
@@ -403,14 +403,14 @@ class Step:
 
     @property
     def learnable(self) -> list[int] | slice:
-        """Index of the nodes to learn from: all, without those beyond the end of the sequence."""
+        """Index of the nodes to learn from: all except those beyond the end of the sequence."""
         if self.beyond is None:
             return slice(None)
         ends = self.draft.carrying(self.tokens)
         return [node for node, lineage in enumerate(self.draft.lineages) if not any(end in lineage for end in ends)]
 
     def shown(self, tokenizer: Decodes | None = None) -> Html:
-        """Show the draft tree and the accepted path in a notebook; token ids without a tokenizer."""
+        """Render the draft tree and the accepted path for a notebook; token ids without a tokenizer."""
         from .._util import display
 
         names = [
@@ -422,5 +422,5 @@ class Step:
         return display.Html(f"<div>{summary}: the last one is the model's own</div>{drawing.html}")
 
     def _repr_html_(self) -> str:
-        """In a notebook: as `shown` without a tokenizer."""
+        """Render as `shown` does without a tokenizer."""
         return self.shown()._repr_html_()

@@ -1,7 +1,7 @@
 """Draft trees of a batch, sent to the device in one copy.
 
-Everything that a forward pass over drafts and their acceptance need lies in one buffer of bytes: lengths, tokens,
-parents, depths, ancestors. Trees are filled up to one number of nodes with nodes that are never accepted.
+All inputs of a forward pass over drafts and of their acceptance are in one byte buffer: lengths, tokens, parents,
+depths, ancestors. Trees are padded to equal size with nodes that are never accepted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from .draft import Draft
 
 PADDING = -1
-"""The token of a node that only fills up a tree: a root of its own, at the position of the root, never accepted."""
+"""Token of a padding node: its own root, at the position of the root, never accepted."""
 
 
 class PackedTrees(NamedTuple):
-    """Trees of b sequences, filled up to n nodes each, on one device: a `Draft` stays on the host."""
+    """Trees of b sequences, padded to n nodes each, on one device; `Draft` is the form on the host."""
 
     lengths: torch.Tensor
     """(b,) int64: tokens of each sequence before its root."""
@@ -30,26 +30,26 @@ class PackedTrees(NamedTuple):
     depths: torch.Tensor
     """(b, n) int64."""
     ancestors: torch.Tensor
-    """(b, n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+    """(b, n, n) bool; row i marks the nodes that node i attends to: its ancestors and itself."""
 
     def of(self, row: int) -> PackedTrees:
-        """The tree of one sequence alone."""
+        """Return the tree of a single sequence."""
         return PackedTrees(*(part[row : row + 1] for part in self))
 
     @property
     def positions(self) -> torch.Tensor:
-        """(b, n) int64: the place of every node in its sequence."""
+        """(b, n) int64: position of every node in its sequence."""
         return self.depths + self.lengths[:, None]
 
 
 def packed_size(batch: int, nodes: int) -> int:
-    """Bytes of a buffer for `batch` trees of up to `nodes` nodes."""
+    """Return the bytes of a buffer for `batch` trees of up to `nodes` nodes."""
     return 8 * batch * (1 + 3 * nodes) + batch * nodes * nodes
 
 
 def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: torch.Tensor) -> None:
-    """Write drafts below the first `lengths[row]` tokens of each sequence into a buffer (packed_size,) uint8 on the
-    host.
+    """Write drafts that follow the first `lengths[row]` tokens of each sequence into a buffer (packed_size,) uint8 on
+    the host.
     """
     batch, whole = len(drafts), buffer.numpy()
     end = 8 * batch * (1 + 3 * nodes)
@@ -68,7 +68,7 @@ def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: to
 
 
 def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:
-    """The trees in a buffer (packed_size,) uint8, as views of it, on its device."""
+    """Return the trees in a buffer (packed_size,) uint8, as views of it, on its device."""
     end = 8 * batch * (1 + 3 * nodes)
     numbers = buffer[:end].view(torch.int64).view(batch, 1 + 3 * nodes)
     tokens, parents, depths = numbers[:, 1:].view(batch, 3, nodes).unbind(1)
@@ -76,7 +76,7 @@ def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:
 
 
 def send(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, device: torch.device) -> PackedTrees:
-    """The trees of `drafts` on `device`, from one copy that the host does not wait for."""
+    """Return the trees of `drafts` on `device`, sent by one copy that the host does not wait for."""
     size = packed_size(len(drafts), nodes)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda" and torch.cuda.is_available())
     pack(drafts, lengths, nodes, buffer)

@@ -1,6 +1,6 @@
-"""Trees to choose from: the paper's, chains, trees grown from the acceptance of ranks, and a user's own.
+"""Tree templates: the paper's, chains, trees grown from the measured acceptance of ranks, and user-supplied ones.
 
-`paper`, `chain` and `static` make each template once: every call returns the same object.
+`paper`, `chain` and `static` build each template once: every call returns the same object.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from .best_first import best_first
 from .draft import Array, Tree, branch
 
 RankPath = tuple[int, ...]
-"""A node as the ranks from the root down: `(0, 2)` is the third candidate after the best candidate."""
+"""A node as the ranks along its path: `(0, 2)` is the third candidate after the best candidate."""
 _NO_PATH: RankPath = ()
 _MOST = 10_000
-"""Most nodes of a tree: its mask has their square."""
+"""Maximum nodes of a tree: its mask has n squared entries."""
 
 
 class Template(Tree):
-    """A tree of drafts that are filled with candidates."""
+    """A fixed tree shape, filled with candidates to make a draft."""
 
     def __init__(self, parents: Array, ranks: Array) -> None:
-        """`parents` (n,) as in `Draft`; `ranks` (n,) of each node among the candidates after its parent, 0 the best
-        one. Raises ValueError for arrays that are no tree.
+        """`parents` (n,) as in `Draft`; `ranks` (n,) of each node among the candidates after its parent, 0 being the
+        best. Raises ValueError for arrays that form no tree.
         """
         super().__init__(parents)
         self.ranks = np.asarray(ranks, np.int64)
         """(n,) int64."""
         if len(self) != len(self.ranks):
-            raise ValueError(f"parents and ranks must be equally many, got {len(self)} and {len(self.ranks)}")
+            raise ValueError(f"parents and ranks must have equal lengths, got {len(self)} and {len(self.ranks)}")
 
     def __repr__(self) -> str:
         layers = np.bincount(self.depths)[1:]
@@ -42,8 +42,8 @@ class Template(Tree):
 
     @classmethod
     def from_paths(cls, paths: Iterable[RankPath]) -> Template:
-        """Return a template from rank paths, in the order given within each layer; the root may be left out. Raises
-        ValueError for a path whose parent is missing, a path given twice, or a negative rank.
+        """Return a template from rank paths, kept in the given order within each layer; the root may be omitted. Raises
+        ValueError for a path without its parent, a duplicate path, or a negative rank.
         """
         index: dict[RankPath, int] = {(): 0}
         parents, ranks = [-1], [0]
@@ -61,16 +61,16 @@ class Template(Tree):
 
     @property
     def breadth(self) -> int:
-        """Number of candidates a drafter must offer after each token: the highest rank plus one."""
+        """Number of candidates that a drafter must provide after each token: the highest rank plus one."""
         return int(self.ranks[1:].max(initial=-1)) + 1
 
     def cut(self, depth: int) -> Template:
-        """Return the template without the nodes deeper than `depth`."""
+        """Return the template without nodes deeper than `depth`."""
         nodes = int(np.searchsorted(self.depths, depth, side="right"))
         return self if nodes == len(self) else Template(self.parents[:nodes], self.ranks[:nodes])
 
     def _repr_html_(self) -> str:
-        """In a notebook: every node with its rank."""
+        """Render every node with its rank in a notebook."""
         from .._util import display
 
         return display.tree(self.parents.tolist(), ["root", *map(str, self.ranks[1:])])._repr_html_()
@@ -78,7 +78,7 @@ class Template(Tree):
 
 @cache
 def chain(length: int) -> Template:
-    """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
+    """Return a single branch: `length` nodes after the root, each the best candidate of the preceding one."""
     if length < 1:
         raise ValueError(f"chain length must be >= 1, got {length}; for plain decoding use the drafter 'plain'")
     return Template(branch(1 + length), np.zeros(1 + length))
@@ -96,12 +96,12 @@ _PAPER = """
 
 @cache
 def paper() -> Template:
-    """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers."""
+    """Return the static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers."""
     return parse_paths(_PAPER)
 
 
 def parse_paths(text: str) -> Template:
-    """Return a template from words: a digit per rank (`012`), or ranks with points between (`0.12.1`, `12.`)."""
+    """Return a template from words: one digit per rank (`012`), or ranks separated by points (`0.12.1`, `12.`)."""
     paths = []
     for word in text.split():
         parts = [part for part in word.split(".") if part] if "." in word else list(word)
@@ -115,8 +115,8 @@ def parse_paths(text: str) -> Template:
 
 def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Template:
     """Return the tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is
-    right with probability `rank_acceptance[r]` at every place: the static optimum of Sequoia (2402.12374, section 4.1)
-    without its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
+    correct with probability `rank_acceptance[r]` everywhere: the static optimum of Sequoia (2402.12374, section 4.1)
+    without its bound on breadth. `Stats.acceptance_by_rank` measures `rank_acceptance`.
     """
     if nodes < 1:
         raise ValueError(f"nodes of a tree must be >= 1, got {nodes}; for plain decoding use the drafter 'plain'")
@@ -126,8 +126,8 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
 
 
 def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, RankPath]]:
-    """Yield rank paths by falling product, each after its prefixes, with the product, if the candidate of rank r at
-    depth d is right with probability `acceptance[d - 1][r]`.
+    """Yield rank paths with their products in decreasing order, each after its prefixes. The candidate of rank r at
+    depth d is assumed correct with probability `acceptance[d - 1][r]`.
 
     The first n are the tree of n nodes with the most expected accepted tokens: the sum of their products.
     """
@@ -135,13 +135,13 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
     newest = 1.0, (1.0, _NO_PATH, 0)
 
     def below(above: float, path: RankPath, place: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
-        """Yield the child of that place by probability, with its value: the product and the place."""
+        """Yield the child of rank `place` by probability: its value and its candidate."""
         if len(path) < len(ranked) and place < len(ranked[len(path)]):
             rank = ranked[len(path)][place]
             yield above * acceptance[len(path)][rank], (above, (*path, rank), place)
 
     def children(node: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
-        """Return the best child of the newest node and its next sibling: no candidate is better than both."""
+        """Yield the next sibling of the newest node and its best child: no remaining candidate is better than both."""
         value, (above, path, place) = newest
         if node:
             yield from below(above, path[:-1], place + 1)
@@ -158,20 +158,20 @@ def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Template:
 
 
 RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
-"""`Stats.acceptance_by_rank` of the shipped target, which decoded the shipped prompts with the paper's tree."""
+"""`Stats.acceptance_by_rank` of the shipped target on the shipped prompts, with the paper's tree."""
 
 
 @cache
 def static(nodes: int) -> Template:
-    """Return a tree of `nodes` drafted nodes grown once from the measured acceptance of ranks."""
+    """Return a tree of `nodes` drafted nodes, grown once from the measured acceptance of ranks."""
     return grow(RANK_ACCEPTANCE, nodes)
 
 
 def template_from(spec: str | int | Template) -> Template | None:
-    """Return the template that a user's option names; None for `auto` or a number, where trees are grown at each step.
+    """Return the template named by an option; None for `auto` or a number, where trees are grown at each step.
 
-    `paper`; `chain:N`; `static:N` for N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); or the path
-    of a text file with rank paths. Raises ValueError.
+    Options: `paper`; `chain:N`; `static:N`, N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); the
+    path of a text file with rank paths. Raises ValueError.
     """
     if isinstance(spec, Template):
         return spec
@@ -195,20 +195,20 @@ def template_from(spec: str | int | Template) -> Template | None:
         return parse_paths(text if is_text or not Path(text).is_file() else Path(text).read_text())
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"{text!r} is no tree ({error}); give auto, a number of nodes, paper, chain:N, static:N, rank paths such "
+            f"{text!r} is no tree ({error}); use auto, a number of nodes, paper, chain:N, static:N, rank paths such "
             "as '0 1 00', or a file of them"
         ) from None
 
 
 def nodes_of(spec: str | int | Template, template: Template | None) -> int | Literal["auto"] | None:
-    """Return how many nodes of drafts are verified, as of `DrafterTraits`, where the option names this template."""
+    """Return `DrafterTraits.nodes`, the number of nodes to verify, for an option that names this template."""
     if template is not None:
         return None
     return "auto" if spec == "auto" else int(str(spec))
 
 
 def size_in_words(spec: str | int | Template, template: Template | None) -> str:
-    """Return a description of drafts, where the option names this template."""
+    """Return a description of the drafts, for an option that names this template."""
     if template is not None:
         return str(template)
     return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"
