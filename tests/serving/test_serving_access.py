@@ -94,7 +94,7 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
 
 
 def test_files_that_are_no_certificate(certificate, tmp_path):
-    with pytest.raises(ValueError, match="got one of them"):
+    with pytest.raises(ValueError, match="got only one"):
         Settings(tls_certificate=certificate[0])
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
         with pytest.raises(ValueError, match="must be a certificate and its key"):

@@ -49,7 +49,7 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
         said = [next(lines) for _ in range(4)]
         assert "isolation shared, as asked" in said[0]
         assert "4 batch slots: memory fits 4 sequences of up to " in said[1]
-        assert "tools are described in the prompt: the chat template shows none" in said[2]
+        assert "tools are described in the prompt: the chat template shows no tools" in said[2]
         url = said[3].split(" at ")[1].split(";")[0]
         body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
         for key in ("one", "two"):

@@ -1,7 +1,9 @@
-"""A server of OpenAI's and Anthropic's APIs with an accelerated model. The extra `serving` has its dependencies.
+"""A server that speaks OpenAI's and Anthropic's APIs, with an accelerated model. Its dependencies are the extra
+`serving`.
 
-A request passes its route (`app`), its validation (`protocol`), and its API (`api`), which makes the generations and
-states their deltas. The `engine` generates them in threads; `output` reads their tokens.
+A request passes through its route (`app`), its validation (`protocol`) and its API (`api`). The API module converts the
+request into generations and formats their deltas. The `engine` runs generations in threads; `output` parses their
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _HOMES = {
 
 
 def check_installed() -> None:
-    """Raise ValueError if a package of the extra `serving` is missing, with what to install."""
+    """Raise ValueError if a package of the extra `serving` is missing; the message says how to install it."""
     if missing := lacking(
         "serving", "fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "llguidance"
     ):

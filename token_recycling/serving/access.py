@@ -1,8 +1,8 @@
-"""What every request passes before its route: it is counted, its size is limited, it names this machine or has a key.
+"""Checks that every request passes before its route: counting, body size, host and origin, API key.
 
-A web page of anyone can make a browser send requests to a server on the same machine: to 127.0.0.1, which the header
-Origin tells, or to a name of its own that resolves to 127.0.0.1 (DNS rebinding), which the header Host tells. So what
-comes to a loopback address of a server without keys must name this machine in both.
+Any web page can make a browser send requests to a server on the user's machine: to 127.0.0.1, with the page's site in
+the header Origin, or to its own host name that resolves to 127.0.0.1 (DNS rebinding), with that name in Host. So both
+headers of a request to a loopback address must name this machine if the server has no keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .metrics import Metrics
 
 
 async def client_key(request: Request) -> Key | None:
-    """The API key of a client, None where no keys are configured; raises ApiError."""
+    """Return the API key of a client, None if no keys are configured; raise ApiError for an invalid or missing key."""
     keys, key = _keys(request)
     if keys and (key is None or key.name == METRICS):
         raise _unauthorized("an API key of this server, as `Authorization: Bearer KEY` or `x-api-key: KEY`")
@@ -32,7 +32,7 @@ async def client_key(request: Request) -> Key | None:
 
 
 async def _metrics_key(request: Request) -> Key | None:
-    """The key for /metrics, since totals reveal something about other users; raises ApiError."""
+    """Return the key for /metrics, whose totals reveal information about other users; raise ApiError."""
     keys, key = _keys(request)
     if keys and (key is None or key.name != METRICS):
         raise _unauthorized(f"the API key with the name {METRICS!r}")
@@ -40,26 +40,26 @@ async def _metrics_key(request: Request) -> Key | None:
 
 
 def _keys(request: Request) -> tuple[tuple[Key, ...], Key | None]:
-    """The configured keys, and the one of them that the request carries."""
+    """Return the configured keys, and the one that the request carries."""
     keys = request.app.state.engine.settings.keys
     return keys, find_key(keys, request.headers.get("authorization") or _of_anthropic(request))
 
 
 def _of_anthropic(request: Request) -> str | None:
-    """The key in the header of Anthropic's clients, as OpenAI's send it."""
+    """Return the key from the header of Anthropic's clients, converted to OpenAI's form."""
     key = request.headers.get("x-api-key")
     return None if key is None else f"Bearer {key}"
 
 
 def _unauthorized(needed: str) -> ApiError:
-    message = f"invalid or missing API key: this needs {needed}"
+    message = f"invalid or missing API key: this route needs {needed}"
     return ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 User = Annotated[Key | None, Depends(client_key)]
-"""Parameter of a route that needs an API key, where keys are configured."""
+"""Parameter type of a route that needs an API key if keys are configured."""
 MetricsUser = Annotated[Key | None, Depends(_metrics_key)]
-"""Parameter of a route that only the key named `metrics` opens, where keys are configured."""
+"""Parameter type of a route that accepts only the key named `metrics` if keys are configured."""
 
 
 _OF_PROXIES = {b"forwarded", b"via", b"x-real-ip"}
@@ -68,9 +68,9 @@ _OF_PROXIES = {b"forwarded", b"via", b"x-real-ip"}
 def is_local(scope: Scope) -> bool:
     """Return whether a request to a loopback address was made on this machine, rather than forwarded by a proxy.
 
-    A proxy on the same machine also comes from a loopback address, and by default nginx replaces Host by the address
-    of this server. It is recognised by the headers that proxies add and by HTTP/1.0, which nginx before 1.29.7 speaks
-    unless told otherwise and no current client does.
+    A proxy on the same machine also connects from a loopback address, and by default nginx replaces Host with the
+    address of this server. A proxy is recognized by the headers that proxies add and by HTTP/1.0, the default of nginx
+    before 1.29.7, which no current client uses.
     """
     headers = dict(scope["headers"])
     forwarded = any(name in _OF_PROXIES or name.startswith(b"x-forwarded-") for name in headers)
@@ -79,7 +79,7 @@ def is_local(scope: Scope) -> bool:
 
 
 def _hostname(address: str) -> str:
-    """Return the name in an address; empty where it cannot be read."""
+    """Return the host name in an address; an empty string if the address is malformed."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -90,7 +90,9 @@ _OPTIONS = {"Host": "host", "Origin": "origin"}
 
 
 class LocalNamesMiddleware:
-    """ASGI middleware; `allowed` are further names, and `origins` of web pages, `*` for any."""
+    """ASGI middleware that rejects requests that name other hosts. `allowed`: further host names; `origins`: origins of
+    web pages, `*` for any.
+    """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         self._app, self._allowed, self._origins = app, {name.lower() for name in allowed}, {*origins}
@@ -106,7 +108,7 @@ class LocalNamesMiddleware:
         await JSONResponse(error_body(403, message, "foreign_host"), 403)(scope, receive, send)
 
     def _foreign(self, scope: Scope) -> str | None:
-        """The header that names another machine, or None."""
+        """Return the name of the header that names another machine, or None."""
         if not is_loopback((scope.get("server") or ("",))[0]):
             return None
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -126,15 +128,15 @@ _SLASHES = re.compile("//+")
 
 
 def _as_routed(scope: Scope) -> Scope:
-    """Return a request as a route expects it. HEAD is answered as GET is: the HTTP server leaves out the body. Slashes
-    too many come from base URLs.
+    """Return a request normalized for routing. HEAD is handled as GET, since the HTTP server omits the body.
+    Superfluous slashes, which come from base URLs, are removed.
     """
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "method": method, "path": f"/{_SLASHES.sub('/', scope['path']).strip('/')}"}
 
 
 class LimitMiddleware:
-    """ASGI middleware: counts requests, and reads neither a body that is too large to its end nor a compressed one."""
+    """ASGI middleware that counts requests, rejects compressed bodies, and stops reading a body at the size limit."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
         self._app, self._max_bytes, self._metrics = app, max_bytes, metrics
@@ -144,7 +146,7 @@ class LimitMiddleware:
             await self._app(scope, receive, send)
             return
         scope = _as_routed(scope)
-        read, began, status = 0, time.monotonic(), 499  # of a client that disconnects before there is a response
+        read, began, status = 0, time.monotonic(), 499  # if the client disconnects before the response
 
         async def limited() -> Message:
             nonlocal read
@@ -172,13 +174,13 @@ class LimitMiddleware:
             self._metrics.count_request(path, status, time.monotonic() - began)
 
     def _refusal(self, headers: dict[bytes, bytes]) -> ApiError | None:
-        """Return the error for a body that is not read at all, or None."""
+        """Return the error for a body that is rejected by its headers, or None."""
         length, encoding = headers.get(b"content-length", b"0"), headers.get(b"content-encoding", b"")
         if length.isdigit() and int(length) > self._max_bytes:
             return self._too_large()
         if encoding.lower() not in (b"", b"identity"):
             name = shown(encoding.decode("latin-1"))
-            return ApiError(415, f"Content-Encoding {name} is not supported; send the body as it is", "unsupported")
+            return ApiError(415, f"Content-Encoding {name} is not supported; send the body uncompressed", "unsupported")
         return None
 
     def _too_large(self) -> ApiError:

@@ -1,8 +1,8 @@
-"""The app: routes for OpenAI's and Anthropic's APIs, for metrics and for steps, around one `Engine`.
+"""The app: routes of one `Engine` for OpenAI's and Anthropic's APIs, metrics and steps.
 
-`create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.engine` is the `Engine`. Custom routes are added
-with `app.include_router`. One that needs the API key has a parameter of type `access.User`, which is the `Key`, or None
-where no keys are configured. Another API is a module like those in `api`.
+`create_app(model, tokenizer, ...)` returns a FastAPI app whose `state.engine` is the `Engine`. Add custom routes with
+`app.include_router`. A route that needs the API key has a parameter of type `access.User`: the `Key`, or None if no
+keys are configured. To add an API, write a module like those in `api`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 class _JsonRequest(Request):
-    """Reads its body with pydantic's parser, which refuses what templates and UTF-8 cannot take: NaN, half a surrogate
-    pair, and values nested more than 200 deep. A byte order mark is skipped, as RFC 8259 allows.
+    """Parses its body with pydantic's parser, which rejects values that templates or UTF-8 cannot represent: NaN, lone
+    surrogates, and values nested more than 200 deep. A byte order mark is skipped, as RFC 8259 allows.
     """
 
     async def json(self) -> Any:
@@ -68,7 +68,7 @@ class _JsonRoute(APIRoute):
         handler, has_body = super().get_route_handler(), self.body_field is not None
 
         async def handle(request: Request) -> Response:
-            if has_body:  # before it is read
+            if has_body:  # before the body is read
                 await client_key(request)
             return await handler(_JsonRequest(request.scope, request.receive))
 
@@ -76,16 +76,16 @@ class _JsonRoute(APIRoute):
 
 
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
-    """An app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
+    """Return an app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
 
-    Raises ValueError for settings that do not fit; importing it from `token_recycling.serving` raises ValueError where
-    the extra `serving` is not installed.
+    Raises ValueError for settings that do not fit the model. Importing this function from `token_recycling.serving`
+    raises ValueError if the extra `serving` is not installed.
     """
     return app_of(Engine(Loaded(model, tokenizer), Settings(**settings)))
 
 
 def app_of(engine: Engine) -> FastAPI:
-    """The app of an engine."""
+    """Return the app of an engine."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -120,14 +120,14 @@ def app_of(engine: Engine) -> FastAPI:
 
 
 def _openai_routes(engine: Engine) -> APIRouter:
-    """OpenAI's API."""
+    """Return the routes of OpenAI's and Anthropic's APIs."""
     router, described = APIRouter(route_class=_JsonRoute), _described_models(engine)
 
     @router.get("/v1/models")
     async def models(key: User) -> dict[str, Any]:
         names = list(described)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        # Codex reads a catalog of its own in `models`, and reports an error without one.
+        # Codex expects its own catalog in `models`, and reports an error without one.
         return {"object": "list", "data": list(described.values()), "models": [], **pages}
 
     @router.get("/v1/models/{model:path}")
@@ -158,13 +158,13 @@ def _openai_routes(engine: Engine) -> APIRouter:
 
     @router.post("/v1/embeddings")
     async def embeddings(key: User) -> Response:
-        raise ApiError(400, "this server makes no embeddings; it serves a model that continues texts", "unsupported")
+        raise ApiError(400, "embeddings are not supported; this server serves a language model", "unsupported")
 
     return router
 
 
 def _described_models(engine: Engine) -> dict[str, dict[str, Any]]:
-    """The model under each of its names, in OpenAI's form and in Anthropic's."""
+    """Return a description of the model under each of its names, with the fields of OpenAI's and Anthropic's API."""
     created = int(time.time())
     return {
         name: {
@@ -182,7 +182,7 @@ def _described_models(engine: Engine) -> dict[str, dict[str, Any]]:
 
 
 def _own_routes(engine: Engine) -> APIRouter:
-    """Steps, metrics and health."""
+    """Return the routes of steps, metrics and health."""
     router = APIRouter(route_class=_JsonRoute)
 
     @router.post("/v1/token_recycling/steps")
@@ -204,7 +204,7 @@ def _own_routes(engine: Engine) -> APIRouter:
 
 
 async def _respond(engine: Engine, request: Request, body: Body, key: Key | None, api: Api) -> Response:
-    """The response of an API to a request, streamed where it asks for that."""
+    """Return the response of an API to a request, streamed if requested."""
     job = _admit(engine, request, body, key, api.PREFIX)
     with _cancelled_on_disconnect(request, job):
         reply = await api.prepare(engine, body, job)
@@ -223,14 +223,14 @@ def _admit(
 
 
 def _headers(job: Job) -> dict[str, str]:
-    """The headers of the response to a job whose schemas have been read."""
+    """Return the response headers of a job, after its schemas have been compiled."""
     return {"x-request-id": job.id, **unenforced_header(job.unenforced)}
 
 
 @contextlib.contextmanager
 def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[None]:
-    """Cancel the job when its client disconnects within the block, as when its prompt is rendered; streams watch for
-    that themselves. If the block raises, the job ends, and the error is raised as an ApiError.
+    """Cancel the job if its client disconnects within the block, for example during rendering of the prompt; streams
+    detect disconnects themselves. If the block raises, end the job and raise the error as an ApiError.
     """
 
     async def cancel_on_disconnect() -> None:
@@ -247,7 +247,7 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[None]:
     except Exception as error:
         job.end()
         raise client_error(error, "preparing a request") from error
-    except BaseException:  # the server ends while the client waits
+    except BaseException:  # the server shuts down while the client waits
         job.cancel()
         raise
     finally:
@@ -255,7 +255,7 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[None]:
 
 
 def _check_model(engine: Engine, name: str | None) -> None:
-    """Raise ApiError for another model than the one that is served."""
+    """Raise ApiError unless `name` is a name of the served model or None."""
     names = [engine.settings.name, *engine.settings.aliases]
     if name is not None and name not in names:
         message = f"model must be {' or '.join(map(repr, names))}, got {shown(name)}"

@@ -1,8 +1,8 @@
 """The default number of sequences decoded in one batch.
 
-Several, so that a short request does not wait for a long one, where the model's requests can be batched without
-changing each other's outputs, and where that many sequences of the model's full context fit in memory; else one. Cost:
-a forward pass over two tokens, which measures the cache size of a token.
+The default is several, so that a short request need not wait for a long one, if two conditions hold: batching does not
+change outputs, and that many sequences of the full context length fit in memory. Otherwise it is one. Cost: one forward
+pass over two tokens, which measures the cache size per token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .settings import Settings
 
 _MAX_SLOTS = 4
 _GROWN = 2
-"""Capacity of captured passes doubles, so that it may be this many times the length of a sequence."""
+"""Capacity of captured forward passes doubles as it grows, so it may be up to this many times the sequence length."""
 _MARGIN = 1 / 8
-"""Share of memory for everything else: activations, drafters, other programs."""
+"""Fraction of memory reserved for everything else: activations, drafters, other programs."""
 
 
 class BatchSlots(NamedTuple):
-    """The maximum number of sequences in a batch, and the reason for it."""
+    """The maximum number of sequences in a batch, and the reason for this number."""
 
     size: int
     reason: str
@@ -38,7 +38,7 @@ class BatchSlots(NamedTuple):
 
 
 def batch_slots(target: Target, drafter: Drafter, settings: Settings, cached: int) -> BatchSlots:
-    """Return the slots of a server with that drafter and a prefix cache of up to `cached` bytes."""
+    """Return the batch slots of a server with this drafter and a prefix cache of up to `cached` bytes."""
     if settings.concurrency is not None:
         return BatchSlots(settings.concurrency, "set by --concurrency")
     if settings.reproducible:
@@ -48,7 +48,7 @@ def batch_slots(target: Target, drafter: Drafter, settings: Settings, cached: in
 
 
 def _why_one(target: Target, drafter: Drafter) -> str | None:
-    """Return why requests are not batched by default, or None."""
+    """Return the reason why requests are not batched by default, or None if they are."""
     try:
         ready(target.model)
     except UnsupportedModelError as error:
@@ -57,7 +57,7 @@ def _why_one(target: Target, drafter: Drafter) -> str | None:
     if reason is not None:
         return f"requests cannot be batched: {reason}"
     if drafter.traits.samples:
-        return "sampled drafts depend on other requests, so that seeds would not hold; --concurrency 2 accepts that"
+        return "sampled drafts depend on other requests, so seeds would not hold; --concurrency 2 accepts that"
     return None
 
 
@@ -84,7 +84,7 @@ def _by_memory(target: Target, settings: Settings, cached: int) -> BatchSlots:
 
 @torch.no_grad()
 def _bytes_of_sequence(target: Target) -> tuple[int, int]:
-    """Return the bytes that a sequence needs in the cache: per token, and for its states."""
+    """Return the cache size of a sequence in bytes: per token, and for its recurrent states."""
     cache = target.new_cache()
     target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
     per_token = sum(states.nbytes for layer in cache.slice(0, 0, 1) for states in layer)

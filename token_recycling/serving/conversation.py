@@ -1,4 +1,4 @@
-"""The messages and the tools of a chat as pydantic models, in any of the forms that clients send them."""
+"""The messages and tools of a chat as pydantic models, in all the formats that clients send."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Part(BaseModel, extra="allow"):
 
 
 def _some_part(part: Any) -> Any:
-    """Skip reasoning, which templates read from a field of its own; a bare string is text."""
+    """Return a part; skip reasoning, which templates read from a separate field. A bare string is text."""
     if isinstance(part, dict) and part.get("type") in ("thinking", "redacted_thinking", "reasoning"):
         raise PydanticOmit
     return {"type": "text", "text": part} if isinstance(part, str) else part
@@ -44,7 +44,7 @@ Content: TypeAlias = str | list[Annotated[Part, BeforeValidator(_some_part)]]
 
 
 def joined(content: Content | None) -> str:
-    """Return the text of a content, parts joined without a separator."""
+    """Return the text of a content, with its parts joined without a separator."""
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
@@ -53,12 +53,12 @@ _MEDIA = {
     **dict.fromkeys(("audio", "input_audio"), "a recording"),
     **dict.fromkeys(("file", "input_file", "document"), "a file"),
 }
-"""Types of parts that are no text, and what they are; a document may be one."""
+"""Types of parts other than text, with a description; a document may contain text."""
 
 
 def text_only(content: Any) -> Any:
-    """Return what a tool gave with a text in place of each picture or file, with a warning: an agent that has looked at
-    one could not go on otherwise.
+    """Return a tool's result with each picture or file replaced by a text, with a warning. Otherwise an agent's
+    conversation could not continue after a tool has returned one.
     """
     return [_as_text(part) for part in content] if isinstance(content, list) else content
 
@@ -68,14 +68,13 @@ def _as_text(part: Any) -> Any:
     source = part.get("source") if medium else None
     if medium is None or (isinstance(source, dict) and source.get("type") in ("text", "content")):
         return part
-    warn_ignored(f"{medium} that a tool gave")
+    warn_ignored(f"{medium} in a tool result")
     return {"type": "text", "text": f"[{medium}, which this model cannot see]"}
 
 
 def _arguments(value: Any) -> Object | str:
-    """Return the arguments of a tool call as an object, as chat templates need them; null, in a string too, and an
-    empty string are an empty one. Others that are no JSON object stay text: the model wrote them, and the client can
-    only repeat them.
+    """Return the arguments of a tool call as an object, which chat templates need. Null, the string "null" and an empty
+    string become an empty object. Other non-objects stay text: the model wrote them, and the client only repeats them.
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
@@ -107,13 +106,13 @@ class Message(BaseModel, extra="allow"):
     content: Content | None = None
     tool_calls: list[ToolCall] | None = None
     prefix: bool | None = None
-    """Of the last message, in the APIs of DeepSeek and Mistral: the output continues it."""
+    """DeepSeek and Mistral: the output continues the last message if it has this flag."""
 
     @model_validator(mode="before")
     @classmethod
     def _newest(cls, data: Any) -> Any:
-        """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too; a
-        refusal as the content that it stands for; what a tool gave without pictures.
+        """Convert older fields of OpenAI's API: function calls and their results become those of tools, a refusal
+        becomes the content. Pictures and files in tool results become text.
         """
         if not isinstance(data, dict):
             return data
@@ -128,7 +127,7 @@ class Message(BaseModel, extra="allow"):
 
 
 FunctionName = Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
-"""Without characters that cannot stand between the quotes of a call."""
+"""Excludes characters that must not occur between the quotes of a call."""
 
 
 class Function(BaseModel, extra="allow"):
@@ -141,18 +140,18 @@ class Function(BaseModel, extra="allow"):
 
 
 class Tool(BaseModel, extra="allow"):
-    """A tool of a chat; only functions are supported."""
+    """A tool of a chat. Only functions are supported."""
 
     type: Literal["function"] | None = "function"
     function: Function
 
     def shown(self) -> Object:
-        """Return the tool as chat templates read it."""
+        """Return the tool in the form of chat templates."""
         return {**self.model_dump(exclude_unset=True), "type": "function"}
 
 
 def tag_of(value: Any, usual: str) -> str:
-    """Return the type that an object of a request states; the usual one where it states none, or is no object."""
+    """Return the `type` of a request's object; `usual` if it has none or is not an object."""
     tag = (value.get("type") or usual) if isinstance(value, dict) else usual
     if not isinstance(tag, str):
         raise ValueError(f"type must be a string, got {shown(tag)}")
@@ -160,7 +159,7 @@ def tag_of(value: Any, usual: str) -> str:
 
 
 def only_of_type(wanted: str) -> BeforeValidator:
-    """Return a validator of a tool that skips it, with a warning, if it is of another type."""
+    """Return a validator that skips tools of other types than `wanted`, with a warning."""
 
     def kept(tool: Any) -> Any:
         if (tag := tag_of(tool, wanted)) != wanted:
@@ -179,7 +178,7 @@ class _Named(BaseModel):
 
 
 class NamedTool(BaseModel, extra="allow"):
-    """A tool by its name, which a chat states in `function`, and responses beside the type."""
+    """A tool by name. A chat has the name in `function`, /v1/responses next to the type."""
 
     type: str = "function"
     name: str | None = None
@@ -192,7 +191,7 @@ class NamedTool(BaseModel, extra="allow"):
 
 
 class Mode(BaseModel):
-    """Whether functions are called, as a word or as the type of an object. `any` is Mistral's and Anthropic's word for
+    """Whether functions are called, as a string or as the type of an object. `any` is Mistral's and Anthropic's name of
     `required`.
     """
 
@@ -210,12 +209,12 @@ class Mode(BaseModel):
         return "required" if self.type == "any" else self.type
 
     def stated(self) -> str:
-        """Return it as responses repeat it."""
+        """Return the mode as /v1/responses echoes it."""
         return self.mode
 
 
 class OneFunction(NamedTool):
-    """One function, which must be called."""
+    """A function that must be called."""
 
     type: Literal["function"]
     mode: ClassVar[str] = "named"
@@ -231,7 +230,7 @@ class OneFunction(NamedTool):
 
 
 class AllowedTools(BaseModel):
-    """A subset of the tools, which a chat states in `allowed_tools`, and responses beside the type."""
+    """A subset of the tools. A chat has it in `allowed_tools`, /v1/responses next to the type."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -245,11 +244,11 @@ class AllowedTools(BaseModel):
 
     @property
     def names(self) -> list[str]:
-        """The names of the functions among them."""
+        """The names of the allowed functions."""
         return [tool.named for tool in self.tools if tool.type == "function"]
 
     def stated(self) -> Object:
-        """Return it as responses state it."""
+        """Return the choice as /v1/responses echoes it."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -275,6 +274,4 @@ ToolChoice: TypeAlias = Annotated[
         custom_error_message=f"Input should be {', '.join(_MODES)}, a function or allowed_tools",
     ),
 ]
-"""Each has a `mode`, which is `auto`, `none`, `required` or `named`, and the `names` of the only functions, None for
-all of them.
-"""
+"""Each choice has a `mode` (`auto`, `none`, `required` or `named`) and `names`: the allowed functions, None for all."""

@@ -1,4 +1,4 @@
-"""Continuous batching of `generate` calls: one thread decodes the sequences of all calling threads.
+"""Continuous batching of `generate` calls: one thread decodes the sequences of all calling threads in one batch.
 
 transformers prepares each call in the thread that makes it. The call then waits while its sequence is decoded in the
 shared batch (`loop.continuous.RunningBatch`), which also feeds its streamer. Calls with several sequences, with a
@@ -31,28 +31,30 @@ T = TypeVar("T")
 
 
 class DecodingThread:
-    """Decodes the sequences of all concurrent calls in one batch."""
+    """Decodes the sequences of all concurrent calls."""
 
     def __init__(self, model: PreTrainedModel, backend: Backend = EAGER) -> None:
-        """Start the thread; `backend` makes the forward passes of the batch. Raises UnsupportedModelError for a model
-        that cannot decode batches.
+        """Start the thread; `backend` runs the forward passes. Raise UnsupportedModelError for a model that cannot
+        decode batches.
         """
         self._model, self.target, self._backend = model, ready(model), backend
         self._batch = RunningBatch(self.target, backend)
         self._functions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Functions to call before the next step; None to end."""
+        """Functions to call before the next step; None ends the thread."""
         self._waiting: dict[Request, Future[None]] = {}
         self._ending, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
-        """Return a view whose `generate` decodes in this thread; its output is that of `manual_seed(seed)` alone."""
+        """Return a view of the model whose `generate` decodes in this thread. Its output is that of an unbatched call
+        after `manual_seed(seed)`.
+        """
         decode = partial(self._decoded, seed)
         return view(self._model, Acceleration(drafter, EAGER, self.target, decode=decode, hints=hints))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
+        """Call a function in the decoding thread between two steps, or in the caller's thread if it has ended."""
         result: Future[T] = Future()
 
         def call() -> None:
@@ -69,7 +71,7 @@ class DecodingThread:
         return result
 
     def close(self) -> None:
-        """End the thread, once all sequences have ended; may be called again."""
+        """End the thread after all its sequences; may be called repeatedly."""
         self._functions.put(None)
         self._thread.join()
 
@@ -101,13 +103,13 @@ class DecodingThread:
         try:
             ended.result()
         finally:
-            call.put(sequence)  # of a step that an error ended, what was chosen before
+            call.put(sequence)  # tokens chosen before an error ended the step
         if call.streamer is not None:
             call.streamer.end()
         return sequence.padded
 
     def _decode(self) -> None:
-        """The thread's loop: make steps as long as there are sequences; before each, call what was asked for."""
+        """Run the thread's loop: decode while there are sequences, and call the queued functions before each step."""
         closing = False
         while not (closing and self._has_ended()):
             while not self._functions.empty() or not (self._waiting or closing):
@@ -123,13 +125,13 @@ class DecodingThread:
                     ended.set_exception(request.error)
 
     def _has_ended(self) -> bool:
-        """Whether nothing is left to do; from then on functions are called where they are asked for."""
+        """Return whether no work is left. From then on, `between_steps` calls functions in the calling thread."""
         with self._ending:
             self._ended = not self._waiting and self._functions.empty()
             return self._ended
 
     def _step(self) -> list[Request]:
-        """Make a step and return the sequences that have ended; if the batch fails as a whole, all of them."""
+        """Run a step and return the ended requests; all requests, if the batch as a whole fails."""
         try:
             return self._batch.step()
         except Exception as error:

@@ -2,12 +2,12 @@
 
 Acceptance depends on what a drafter has learned, so a matrix shared by users is a side channel. `shared` has one
 drafter for all requests. `per-key` has one for each API key, forked from the base and lost at a restart. `per-request`
-has a fork of the base for every request. The base is what the matrix file holds, or untrained; it never changes.
+has a fork of the base for every request. The base is loaded from the matrix file or untrained, and never changes.
 
-A request for steps may name one of the drafters that the operator offers (`--offer`), untrained for every request.
+A request for steps may name a drafter that the operator offers (`--offer`); it starts untrained for every request.
 
-Any thread may acquire a drafter. The shared matrix is copied while no drafter learns, between two steps, and the copy
-is saved in another thread. A copy costs a millisecond for two megabytes.
+Any thread may acquire a drafter. The shared matrix is copied between two steps, when no drafter learns, and the copy is
+saved in another thread. Copying takes a millisecond per two megabytes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class DrafterPool:
         settings: Settings,
         on_save: Callable[[bool], None] = lambda good: None,
     ) -> None:
-        """`on_save` is called with True for every matrix that was saved, and with False where that failed. Raises
-        ValueError for a drafter that cannot be made, or a matrix file that cannot be used.
+        """`on_save` is called after every save of the matrix, with True on success and False on failure. Raises
+        ValueError for an invalid drafter or an unusable matrix file.
         """
         self.isolation, self._matrix, self._on_save = settings.isolation, settings.matrix, on_save
         self.base = make_drafter(settings.drafter, reproducible=settings.reproducible)
         self._untrained = self.base.fork()
         self.offers = {offer: make_drafter(offer, reproducible=settings.reproducible) for offer in settings.offers}
-        """Drafters that a request may name, by their specs."""
+        """Drafters that a request may name, by spec."""
         self._by_key: dict[str, Drafter] = {}
-        """By the names of API keys; the name is empty for the drafter that all share."""
+        """By name of the API key; the drafter that all requests share has the empty name."""
         self._changed = False
         """Whether the shared drafter may have learned since it was saved."""
         self._lock, self._saving = threading.Lock(), threading.Lock()
@@ -56,19 +56,17 @@ class DrafterPool:
         if self._matrix is not None:
             if self.isolation is not Isolation.shared and not self._matrix.exists():
                 raise ValueError(
-                    f"there is no matrix file at {self._matrix}, with which isolation {self.isolation.value} starts; "
+                    f"there is no matrix file at {self._matrix}, which isolation {self.isolation.value} needs; "
                     "create one with `token-recycling generate --matrix` or `serve --isolation shared`"
                 )
             load_matrix(loaded, self.base, self._matrix)
 
     def __len__(self) -> int:
-        """Number of drafters that are kept for further requests."""
+        """Return the number of drafters kept for further requests."""
         return len(self._by_key)
 
     def acquire(self, key: str, isolated: bool = False) -> Drafter:
-        """Return the drafter for a request with the API key of that name; `isolated`: one that learns from no other
-        request.
-        """
+        """Return the drafter for a request with the API key named `key`; `isolated`: a new one that is not shared."""
         if isolated or self.isolation is Isolation.per_request:
             return self.base.fork()
         name = "" if self.isolation is Isolation.shared else key
@@ -90,7 +88,7 @@ class DrafterPool:
         return self.offers[name].fork()
 
     def check(self, name: str) -> None:
-        """Raise ApiError for a drafter that a request cannot name."""
+        """Raise ApiError for a drafter that a request may not name."""
         names = ("accelerated", "untrained", "plain", *self.offers)
         if name not in names:
             raise ApiError(
@@ -107,8 +105,8 @@ class DrafterPool:
     def save(
         self, in_use: bool = False, between_steps: Callable[[Callable[[], Any]], Future[Any]] | None = None
     ) -> None:
-        """Save the shared matrix if it may have changed since it was last saved. `in_use`: requests learn meanwhile;
-        `between_steps` calls a function when they do not. A failure is logged, and tried again next time.
+        """Save the shared matrix if it may have changed since the last save. `in_use`: requests are running and may
+        learn; `between_steps` calls a function between their steps. A failure is logged, and the next call retries.
         """
         if self._matrix is None or self.isolation is not Isolation.shared or not self._changed:
             return

@@ -1,9 +1,9 @@
-"""The model that is served, and all that requests share: admission, a fair queue, drafters, caches and metrics.
+"""The served model, and everything that requests share: admission, a fair queue, drafters, caches and metrics.
 
 `Engine.admit` accepts a request as a `Job`; `Engine.generate` yields the deltas of its outputs. Each output is decoded
-in a worker thread by transformers' `generate`. Where sequences are batched, these calls share the forward passes of one
-decoding thread. A job ends as soon as its client disconnects or its timeout expires. Nothing here knows HTTP, but
-errors carry a status.
+in a worker thread by transformers' `generate`. With batching, these calls share the forward passes of one decoding
+thread. A job ends as soon as its client disconnects or its timeout expires. This module is independent of HTTP, except
+that errors carry a status.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .settings import Isolation, Settings
 
 T = TypeVar("T")
 OnDeltas = Callable[[list[Delta]], None]
-"""Called with what an output gains with a step, a delta for each token."""
+"""Called after each step of an output with one delta per token."""
 
 _WARM_UP, _WARM_UP_TOKENS = "The first of the", 8
 
@@ -66,39 +66,39 @@ class Job:
         isolated: bool = False,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """`prefix`: of its id; `key`: name of its API key; `new_drafter` is called once, when its first output begins;
-        `timeout`: maximum seconds from arrival to the last token; `isolated`: it shares no drafter and no cache with
-        other requests; `on_end` is called once, after the last token or a cancellation.
+        """`prefix` of the job's id; `key`: name of its API key; `new_drafter` is called once, when the first output
+        begins; `timeout`: maximum seconds from arrival to the last token; `isolated`: the job shares no drafter and no
+        cache with other requests; `on_end` is called once, after the last token or a cancellation.
         """
         self.id, self.key, self.isolated = f"{prefix}{uuid.uuid4().hex}", key, isolated
         self.unenforced: list[Unenforced] = []
-        """Keywords of its schemas that its output is not held to."""
+        """Keywords of its schemas that are not enforced."""
         self._new_drafter, self._timeout, self._on_end = new_drafter, timeout, on_end
         self.outputs: list[Output] = []
         self.tasks: list[Future[None]] = []
-        """Of its outputs."""
+        """One per output."""
         self.stats = Stats()
         self.fallback: str | None = None
         """Reason for the fallback to transformers' own decoding, or None."""
         self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
-        """Tokens of its prompts, those of them that were cached, and those of its predictions, one for each output."""
+        """Tokens of its prompts, of their cached prefixes, and of its predictions, counted once per output."""
         self.waited = 0.0
         """Seconds in the queue."""
         self.first_token_seconds: float | None = None
-        """From its arrival to the first generated token of any of its outputs."""
+        """From arrival to the first generated token of any output."""
         self.started = self.cancelled = False
         self.failure: ApiError | None = None
-        """What its client is told of an output that failed, which ends the others."""
+        """The client's error if an output failed, which ends the other outputs."""
         self._since = time.monotonic()
         self._interrupted: ApiError | None = None
         self._ended = False
         self._running = self._begun = 0
-        """Outputs in progress, and all that were started."""
+        """Number of outputs in progress, and of all started outputs."""
         self._drafter: Drafter | None = None
         self.lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Cancel after a disconnect: a running output ends with its step, a queued one leaves the queue."""
+        """Cancel after a disconnect: a running output ends after its current step, a queued one leaves the queue."""
         if not (self._ended or self.failure):
             self.cancelled = True
         for task in self.tasks:
@@ -107,7 +107,7 @@ class Job:
             self.end()
 
     def interrupt(self, error: ApiError) -> None:
-        """End the generation with an error that the client receives."""
+        """End the generation and send `error` to the client."""
         self._interrupted = error
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ class Job:
             self._on_end(self)
 
     def begin(self) -> Drafter:
-        """Count an output that begins, and return the drafter."""
+        """Count a started output, and return the drafter."""
         with self.lock:
             if self._drafter is None:
                 assert self._new_drafter is not None
@@ -128,14 +128,14 @@ class Job:
             return self._drafter
 
     def count_first_token(self, cached_tokens: int) -> None:
-        """Count the first token of an output, whose prompt had that many cached tokens."""
+        """Count the first token of an output whose prompt had `cached_tokens` cached tokens."""
         with self.lock:
             self.cached_tokens += cached_tokens
             if self.first_token_seconds is None:
                 self.first_token_seconds = self.seconds
 
     def finish(self, begun: bool) -> None:
-        """Count an output that has ended, of those that had begun or not; the job ends with the last one."""
+        """Count an ended output, which had started if `begun`; end the job after its last output."""
         with self.lock:
             self._running -= begun
             over = not self._running and (self._begun == len(self.outputs) or self.failure or self.cancelled)
@@ -149,7 +149,7 @@ class Job:
 
     @property
     def outcome(self) -> str | None:
-        """complete, cancelled or failed; None if it was refused before generation started."""
+        """complete, cancelled or failed; None if the job was rejected before generation started."""
         if self.cancelled:
             return "cancelled"
         if not self.started:
@@ -157,8 +157,8 @@ class Job:
         return "failed" if self.failure else "complete"
 
     def check(self) -> None:
-        """Raise what another output failed with, CancelledError, or ApiError after the timeout or at shutdown."""
-        if self.failure is not None:  # an output that ends for it may be the first that is seen to end
+        """Raise the error of another output, CancelledError, or ApiError after the timeout or at shutdown."""
+        if self.failure is not None:  # the first future to fail may be of an output that this failure ended
             raise self.failure
         if self.cancelled or self._ended:
             raise CancelledError
@@ -169,14 +169,14 @@ class Job:
         if not self.started:
             raise ApiError(
                 503,
-                f"the request was queued for {self._timeout:g} s, its timeout; try again later",
+                f"the request timed out after {self._timeout:g} s in the queue; try again later",
                 "timeout",
                 headers={"Retry-After": "5"},
             )
         # Clients retry after a 504 unless a header forbids it.
         headers = {"x-should-retry": "false"}
         raise ApiError(
-            504, f"the output was not complete within {self._timeout:g} s, the timeout", "timeout", headers=headers
+            504, f"the request timed out: it was not complete within {self._timeout:g} s", "timeout", headers=headers
         )
 
     def usage(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Job:
 
 
 class Engine:
-    """Serves one model. Made before the event loop runs; raises ValueError where the settings do not fit."""
+    """Serves one model. Created before the event loop starts; raises ValueError for unsuitable settings."""
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         check_template(loaded.tokenizer)
@@ -223,7 +223,7 @@ class Engine:
         self.slots = batch_slots(self.target, self.pool.base, settings, limit)
         self._backend = Backend(SWITCH[settings.fast], falls_back=True)
         self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
-        """Decodes all sequences in one batch; None where one is decoded at a time."""
+        """Decodes all sequences in one batch; None if sequences are decoded one at a time."""
         traits = self.pool.base.traits
         states = traits.states_read(self.target)
         self._backend.capture_common(self.target, states, self.slots.size, reproducible=traits.begins_anew)
@@ -241,13 +241,14 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Number of requests that run or wait."""
+        """Number of running and queued requests."""
         return len(self._jobs)
 
     def admit(self, key: Key | None = None, prefix: str = "", drafter: str = "accelerated", local: bool = True) -> Job:
-        """Accept a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), or one that `DrafterPool.make` knows. `local`: it was made on this machine. The job must be
-        ended or cancelled. Raises ApiError for another drafter, too many requests, or a server that is shutting down.
+        """Accept a request with this key as a job whose id begins with `prefix`. `drafter`: "accelerated" (the server's
+        own) or a name that `DrafterPool.make` accepts; `local`: the request was made on this machine. The caller must
+        end or cancel the job. Raises ApiError for an unknown drafter, too many requests, or a server that is shutting
+        down.
         """
         self.pool.check(drafter)
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
@@ -276,7 +277,7 @@ class Engine:
     async def generate(self, job: Job, generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta]]:
         """Generate all outputs of an admitted job; yield the index of an output with each delta.
 
-        Raises what the generation raises, CancelledError if its client has gone. Closing the iterator ends the job.
+        Raises the generation's errors, and CancelledError after a disconnect. Closing the iterator ends the job.
         """
         arrivals = _Arrivals[tuple[int, Delta]]()
         choices = [(generation, choice) for generation in generations for choice in range(generation.n)]
@@ -302,8 +303,9 @@ class Engine:
         report: Callable[[Drafter, Callable[[T], None]], Drafter],
         on_deltas: OnDeltas,
     ) -> AsyncGenerator[T]:
-        """Generate one output of an admitted job, and yield what `report` puts: it wraps the drafter to observe its
-        steps, of which `on_deltas` has had the tokens by then. Raises as `generate` does.
+        """Generate one output of an admitted job; yield the items that `report` puts. `report` wraps the drafter to
+        observe its steps; `on_deltas` has already received the tokens of an observed step. Raises the same errors as
+        `generate`.
         """
         arrivals = _Arrivals[T]()
         job.outputs = [generation.new_output()]
@@ -319,8 +321,8 @@ class Engine:
             job.cancel()
 
     async def warm_up(self) -> None:
-        """Compile what the first requests would wait for, by a request of the server's own. Raise RuntimeError if it
-        fails, or if requests must be batched and this one was not.
+        """Run a short request, so that the first client does not wait for compilation. Raise RuntimeError if it fails,
+        or if it cannot be batched although `concurrency` was set.
         """
         if self.warm:
             return
@@ -332,10 +334,10 @@ class Engine:
         try:
             await self._submit(job, generation, 0, generation.new_output(), lambda deltas: None)
         except Exception as error:
-            why = error.__cause__ or error  # an ApiError does not say it
+            why = error.__cause__ or error  # an ApiError hides the cause
             raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
         if self.batch is not None and job.fallback is not None:
-            # It would sample from the generator of the whole process, so that seeds would not hold.
+            # The fallback would sample from the process-wide generator, so seeds would not hold.
             if self.settings.concurrency is not None:
                 raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
             self._decode_one_at_a_time(f"requests cannot be batched: {job.fallback}")
@@ -350,7 +352,7 @@ class Engine:
         on_deltas: OnDeltas,
         wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     ) -> asyncio.Future[None]:
-        """Queue an output; return a future of its end."""
+        """Queue an output; return a future that completes when the output ends."""
         task = self.workers.submit(self._run, job, generation, choice, output, on_deltas, wrap, key=job.key)
         job.tasks.append(task)
         return asyncio.wrap_future(task)
@@ -393,7 +395,7 @@ class Engine:
 
         model = self._accelerated(drafter, seed, hints)
         acceleration = model.acceleration
-        # Choices of one prompt count once.
+        # The cached tokens of one prompt count once for all its choices.
         counted = _FirstToken(job, on_deltas, acceleration.decode, counts_cached=choice == 0)
         acceleration.decode = counted.decode
         tokenizer, device = self.loaded.tokenizer, self.target.device
@@ -407,14 +409,14 @@ class Engine:
                 job.fallback = acceleration.fallback
 
     def _accelerated(self, drafter: Drafter, seed: int, hints: Hints) -> PreTrainedModel:
-        """Return a view of the model whose `generate` decodes one sequence; called in a worker."""
+        """Return a view of the model whose `generate` decodes one sequence; called in a worker thread."""
         if self.batch is not None:
             return self.batch.model(drafter, seed, hints)
         torch.manual_seed(seed)
         return view(self.loaded.model, Acceleration(drafter, self._backend, ready(self.loaded.model), hints=hints))
 
     def _decode_one_at_a_time(self, reason: str) -> None:
-        """Batch no sequences from now on; nothing may be running."""
+        """Disable batching. No sequence may be running."""
         self._close_threads()
         self.slots, self.batch, self.workers = BatchSlots(1, reason), None, WorkerPool()
 
@@ -426,13 +428,13 @@ class Engine:
                 self.metrics.count_generation(job)
 
     async def save_at_intervals(self) -> None:
-        """Save what was learned every `save_every` seconds, until cancelled."""
+        """Save the shared matrix every `save_every` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
             await asyncio.to_thread(self.pool.save, self.running > 0, self._between_steps)
 
     def _between_steps(self, function: Callable[[], Any]) -> Future[Any]:
-        """Call a function while no drafter learns; return the future of its result."""
+        """Call a function between two decoding steps, when no drafter learns; return the future of its result."""
         return self.workers.submit(function) if self.batch is None else self.batch.between_steps(function)
 
     def end_all(self) -> None:
@@ -441,7 +443,7 @@ class Engine:
             job.interrupt(ApiError(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"}))
 
     def close(self) -> None:
-        """End all requests and save; may be called again."""
+        """End all requests and save the matrix; may be called repeatedly."""
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
@@ -456,21 +458,21 @@ class Engine:
 
 
 class _FirstToken:
-    """Counts the first token of an output, and the tokens of its prompt that were cached, which are known by then."""
+    """Counts the first token of an output, and the cached tokens of its prompt, which are known by then."""
 
     def __init__(self, job: Job, on_deltas: OnDeltas, decode: Callable[..., Any], counts_cached: bool) -> None:
-        """`on_deltas` and `decode` are called in its place."""
+        """Wraps `on_deltas` and `decode`."""
         self._job, self._on_deltas, self._decode, self._counts_cached = job, on_deltas, decode, counts_cached
         self._stats = Stats()
         self._counted = False
 
     def decode(self, call: GenerateCall, drafter: Drafter, stats: Stats, *more: Any) -> Any:
-        """Decode a call, of which `stats` counts the cached tokens."""
+        """Decode a call; `stats` counts its cached tokens."""
         self._stats = stats
         return self._decode(call, drafter, stats, *more)
 
     def put(self, deltas: list[Delta]) -> None:
-        """Pass on the deltas of a step."""
+        """Forward the deltas of a step."""
         if not self._counted:
             self._counted = True
             self._job.count_first_token(self._stats.cached_tokens if self._counts_cached else 0)
@@ -478,7 +480,7 @@ class _FirstToken:
 
 
 class _Arrivals(Generic[T]):
-    """What worker threads put, as an iterator of the event loop that ends when all of them have."""
+    """Async iterator over the items that worker threads put; ends when all their tasks have ended."""
 
     def __init__(self) -> None:
         self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[T | None]()
@@ -489,7 +491,7 @@ class _Arrivals(Generic[T]):
         self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
     def end_with(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
-        """End when all tasks have, or with the error of the first that fails."""
+        """End the iteration after all tasks, or with the error of the first task that fails."""
         self._all = asyncio.gather(*tasks)
         self._all.add_done_callback(self._on_end)
 
@@ -506,14 +508,14 @@ class _Arrivals(Generic[T]):
         if item is None:
             try:
                 await self._all
-            except asyncio.CancelledError:  # of a task: all of them have ended, so that nothing is awaited
+            except asyncio.CancelledError:  # a task was cancelled; all tasks have ended
                 raise CancelledError from None
             raise StopAsyncIteration
         return item
 
 
 class WorkerPool:
-    """Runs calls in threads; queued calls are taken round-robin by API key."""
+    """Runs calls in threads; takes queued calls round-robin by API key."""
 
     def __init__(self, threads: int = 1) -> None:
         self.running = 0
@@ -530,7 +532,7 @@ class WorkerPool:
             return sum(map(len, self._waiting.values()))
 
     def submit(self, fn: Callable[..., Any], *args: Any, key: str = "") -> Future[Any]:
-        """Queue a call for a key; return the future of its result. Cancelling it takes the call from the queue."""
+        """Queue a call for a key; return the future of its result. Cancelling the future dequeues the call."""
         task: Future[Any] = Future()
         with self._lock:
             self._waiting.setdefault(key, {})[task] = partial(fn, *args)
@@ -539,11 +541,11 @@ class WorkerPool:
         return task
 
     def close(self) -> None:
-        """Wait for all queued calls; no further one may be submitted."""
+        """Wait for all queued calls; further calls are rejected."""
         self._threads.shutdown()
 
     def _withdraw(self, key: str, task: Future[Any]) -> None:
-        """Take a call from the queue, if it is still there."""
+        """Remove a call from the queue, if it is still queued."""
         with self._lock:
             calls = self._waiting.get(key, {})
             if calls.pop(task, None) is not None and not calls:
@@ -552,7 +554,7 @@ class WorkerPool:
     def _run_next(self) -> None:
         """Run one call of the next key, then requeue that key last."""
         with self._lock:
-            if not self._waiting:  # the calls left were cancelled
+            if not self._waiting:  # the remaining calls were cancelled
                 return
             key = next(iter(self._waiting))
             calls = self._waiting.pop(key)

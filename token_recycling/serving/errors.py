@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API gives them: a status, and a body that its clients turn into an exception."""
+"""Errors in the format of OpenAI's API: a status, and a body that its clients turn into an exception."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from starlette.exceptions import HTTPException
 logger = logging.getLogger("token_recycling.serving")
 _UNREADABLE = "the body must be a JSON object in UTF-8"
 _SHOWN = 40
-"""Characters of a value that an error repeats."""
+"""Maximum characters of a value that an error message repeats."""
 _LONGEST_MESSAGE = 300
-"""Characters of a message: those of grammars and of chat templates may repeat the request."""
+"""Maximum characters of a message: errors of grammars and chat templates may repeat the request."""
 _LONGEST_SUBJECT, _MOST_SUBJECTS = 80, 200
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class WarnOnce:
-    """Logs a warning once for each subject. Clients choose subjects, so that their number and length are limited."""
+    """Logs a warning once per subject. Clients choose the subjects, so their number and length are limited."""
 
     def __init__(self, message: str) -> None:
         """`message` has one %s, for the subject."""
         self._message, self._subjects = message, set[str]()
 
     def __call__(self, subject: str, detail: str = "") -> None:
-        """Warn of a subject, which is logged with its detail where it has one."""
+        """Warn about a subject. The log message shows `detail` instead of the subject if it is not empty."""
         escaped = ascii(subject)[1:-1][:_LONGEST_SUBJECT]
         if escaped not in self._subjects and len(self._subjects) < _MOST_SUBJECTS:
             self._subjects.add(escaped)
@@ -42,7 +42,7 @@ warn_ignored = WarnOnce("%s is not supported and is ignored")
 
 
 class ApiError(HTTPException):
-    """An error for the client: a status, a sentence, and a code that programs can read."""
+    """An error for the client: a status, a sentence, and a machine-readable code."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ApiError(HTTPException):
         return self.detail
 
     def renamed(self, field: str, name: str) -> ApiError:
-        """Return the error as it is, or of the field's other name if it is about that field."""
+        """Return this error, with `field` replaced by `name` if the error is about that field."""
         if self.param == field:
             self.param = name
             self.detail = re.sub(f"^{field}: ", f"{name}: ", self.detail)
@@ -72,19 +72,19 @@ def _unreadable() -> ApiError:
 
 
 def _no_route(request: Request, error: HTTPException) -> ApiError:
-    """The error for a path or a method that no route has; most base URLs that are wrong lack /v1 or have it twice."""
+    """Return the error for a path or method without a route. Most wrong base URLs lack /v1 or contain it twice."""
     asked = f"{request.method} {shown(request.url.path)}"
     message = f"{asked} does not exist; the APIs are under /v1, such as POST /v1/chat/completions"
     return ApiError(error.status_code, message, "not_found", headers=error.headers)
 
 
 def unread(error: HTTPException) -> bool:
-    """Whether the server's framework could not read a body."""
+    """Return whether the server's framework failed to read a body."""
     return error.status_code == 400 and not isinstance(error, ApiError)
 
 
 def invalid(field: str, message: str) -> ApiError:
-    """The error for a field of a request whose value is wrong."""
+    """Return the error for a request field with an invalid value."""
     return ApiError(400, f"{field}: {message}", "invalid_value", field)
 
 
@@ -93,22 +93,22 @@ class CancelledError(Exception):
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an answer that is an error."""
+    """Return the body of an error response."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # `type` is Anthropic's, whose clients read the same error.
+    # Anthropic's clients read the same body and need the outer `type`.
     return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def server_error(error: BaseException, where: str) -> ApiError:
-    """Log an error that is not the client's, and return the ApiError that takes its place: its message may contain
-    other users' data.
+    """Log an error that the client did not cause, and return an ApiError without details: the original message may
+    contain other users' data.
     """
     logger.error("%s failed", where, exc_info=error)
     return ApiError(500, "internal server error; see the server log", "internal_error")
 
 
 def client_error(error: Exception, where: str) -> ApiError:
-    """Return an error as its client may see it."""
+    """Return the error that the client may see."""
     return error if isinstance(error, ApiError) else server_error(error, where)
 
 
@@ -126,15 +126,15 @@ _KINDS_OF_VALUES = {
     "list_type": "a list",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
 }
-"""What a value must be, by pydantic's types of errors."""
+"""The required kind of value, by pydantic's error type."""
 
 
 def refusal(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Return the one error for what pydantic found in a body.
+    """Return one error for all the errors that pydantic found in a body.
 
-    Where a value may be of several kinds, pydantic lists an error for each. The error found deepest is about the kind
-    that the value was meant to be; of those in one place, a limit that is not kept says that the kind is right.
-    Otherwise the error lists all kinds.
+    For a value that may be of several kinds, pydantic lists an error per kind. The most deeply nested error belongs to
+    the kind that the client meant. Among errors in the same place, a violated limit implies that the kind is right. If
+    there is none, the returned error lists all kinds.
     """
     places = [_place(error, body) for error in errors]
     deepest = max(places, key=len)
@@ -151,8 +151,8 @@ def refusal(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
 
 
 def _place(error: Mapping[str, Any], body: Any) -> list[str | int]:
-    """Return the keys and indices that lead to the place of an error. Its location names kinds of values too, between
-    those that the body has.
+    """Return the keys and indices that lead to an error in the body. Pydantic's `loc` interleaves them with names of
+    kinds, which are dropped here.
     """
     value, place, missing = body, [], error["loc"][-1:] if error["type"] == "missing" else ()
     for part in error["loc"][: len(error["loc"]) - len(missing)]:
@@ -163,7 +163,7 @@ def _place(error: Mapping[str, Any], body: Any) -> list[str | int]:
 
 
 def _allowed(error: Mapping[str, Any]) -> str | None:
-    """Return what a value of another kind must be; None for other errors."""
+    """Return the required kind of a value of the wrong kind; None for other errors."""
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
     return _KINDS_OF_VALUES.get(error["type"])
@@ -179,13 +179,13 @@ def _message(error: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON has it, cut short."""
+    """Return a value as JSON, truncated."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Gives every error that leaves the app OpenAI's form."""
+    """Add handlers that convert all errors of the app to OpenAI's format."""
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -199,12 +199,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        within = [{**detail, "loc": detail["loc"][1:]} for detail in error.errors()]  # they begin with "body"
+        within = [{**detail, "loc": detail["loc"][1:]} for detail in error.errors()]  # locations begin with "body"
         return await refused(request, refusal(within, error.body))
 
     @app.exception_handler(CancelledError)
     async def left(request: Request, error: CancelledError) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has disconnected
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

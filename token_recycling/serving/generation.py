@@ -1,13 +1,13 @@
-"""What a request wants to be generated, as the engine takes it; nothing here knows HTTP.
+"""The generations of a request, independent of HTTP.
 
-Log-probabilities are those of the model itself, before penalties, biases, temperature and truncation. They are read
-from the logits that chose the tokens, so that they cost a softmax for each token; those of a prompt take one more pass
-over it. Draft trees change nothing: the logits are those of the path that was accepted.
+Log-probabilities are those of the model itself, before penalties, biases, temperature and truncation. They are computed
+from the logits of the accepted path, at the cost of one softmax per token. Those of a prompt take another forward pass
+over the prompt.
 
-transformers' own criterion for stop strings (`StopStringCriteria`) makes a table of the whole vocabulary for every
-list of stop strings: 2 seconds for 16 of 128 characters and a vocabulary of 8,192. It keeps the table for later
-requests with that list, so that one client's request shows in the time of another. Here the output is read as it grows,
-some 20 microseconds a token, and nothing is kept.
+transformers' own criterion for stop strings (`StopStringCriteria`) builds a table over the whole vocabulary for every
+list of stop strings: 2 seconds for 16 strings of 128 characters and a vocabulary of 8,192. It caches the table for
+later requests with that list, so response times reveal another client's list. Here the output text is matched as it
+grows, at about 20 microseconds per token, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ..model.compat import CACHE
 from .output import LEAST, Delta, Output, ScoredToken
 
 _CHUNK = 128
-"""Tokens of a prompt in one pass: the logits of all of them may need more memory than the model."""
+"""Prompt tokens per forward pass: the logits of a whole prompt may need more memory than the model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """The outputs that continue one prompt."""
+    """The outputs to generate for one prompt."""
 
     ids: torch.Tensor
     """(1, length) int64: the prompt."""
@@ -48,7 +48,7 @@ class Generation:
     n: int = 1
     """Number of outputs."""
     seed: int | None = None
-    """Output `i` is sampled with seed + `i`; None: a secret seed for each."""
+    """Output `i` is sampled with seed + `i`; None: a secret random seed for each output."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: LogitsProcessor | None = None
@@ -57,7 +57,7 @@ class Generation:
     logprobs: int | None = None
     """Number of most likely tokens to score at each position; None: no log-probabilities."""
     scores_prompt: bool = False
-    """Whether the tokens of the prompt are scored too."""
+    """Whether the prompt tokens get log-probabilities too."""
     prediction: torch.Tensor | None = None
     """(n,) int64: expected output."""
     nodes: int | None = None
@@ -73,7 +73,7 @@ class Generation:
         on_deltas: Callable[[list[Delta]], None],
         check: Callable[[], None],
     ) -> dict[str, Any]:
-        """Return the arguments of `generate` for one of the outputs, which is read as `OutputReader` has it."""
+        """Return the arguments of `generate` for one of the outputs. `on_deltas` and `check`: see `OutputReader`."""
         ids, config = self.ids.to(device), copy.deepcopy(self.config)
         recorder = None if self.logprobs is None else LogprobRecorder(self.logprobs)
         reader = OutputReader(output, ids.shape[-1], recorder, on_deltas, check)
@@ -94,8 +94,8 @@ class Generation:
 def processors(
     generation: Generation, config: GenerationConfig, recorder: LogprobRecorder | None
 ) -> LogitsProcessorList:
-    """Return the processors of one output, in the order in which they are called. The penalty of repetition moves here
-    from the configuration, since the recorder of log-probabilities comes before it.
+    """Return the logits processors of one output, in calling order. The repetition penalty moves here from the
+    configuration, since the recorder of log-probabilities must come before it.
     """
     chain: list[LogitsProcessor] = [] if recorder is None else [recorder]
     if config.repetition_penalty not in (None, 1.0):
@@ -112,12 +112,12 @@ def processors(
 
 
 class AdditivePenalties(LogitsProcessor):
-    """The penalties of OpenAI's API, for one text, whose prompt has `prompt_tokens`:
+    """The penalties of OpenAI's API, for one sequence, whose prompt has `prompt_tokens` tokens:
 
         logits[j] -= count[j] * frequency_penalty + (count[j] > 0) * presence_penalty
 
-    `count` is how often the answer has the token; the prompt does not count (platform.openai.com/docs, "Frequency and
-    presence penalties"). Cost: a count of the answer's tokens, for every emitted token.
+    `count[j]` is the number of occurrences of token j in the output; the prompt is excluded (platform.openai.com/docs,
+    "Frequency and presence penalties"). Cost: every emitted token counts the whole output again.
     """
 
     def __init__(self, frequency: float, presence: float, prompt_tokens: int) -> None:
@@ -129,7 +129,7 @@ class AdditivePenalties(LogitsProcessor):
 
 
 class LogprobRecorder(LogitsProcessor):
-    """The first processor of a text: changes nothing, and keeps the distributions until their tokens are known."""
+    """The first logits processor of a sequence: only stores each log-softmax until its token is known."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -140,16 +140,16 @@ class LogprobRecorder(LogitsProcessor):
         return scores
 
     def scored(self, position: int, token: int) -> ScoredToken:
-        """The token that was chosen at that position of the text, the prompt included."""
+        """Return the scored token chosen at a position of the sequence, counted from the start of the prompt."""
         return _scored(self._rows.pop(position), token, self._top)
 
 
 @torch.no_grad()
 def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[ScoredToken]:
-    """The tokens of a prompt (1, length), each after those before it."""
+    """Return the scored tokens of a prompt (1, length), each conditioned on the tokens before it."""
     tokens, cache = [ScoredToken(int(ids[0, 0]))], None
     for start in range(0, ids.shape[1] - 1, _CHUNK):
-        # The last token is read by the generation: nothing follows it here.
+        # The last token is left to the generation: no prompt token follows it.
         chunk = ids[:, start : min(start + _CHUNK, ids.shape[1] - 1)]
         output = model(input_ids=chunk, use_cache=True, **{CACHE: cache})
         cache = output[CACHE]
@@ -166,8 +166,8 @@ def _scored(row: torch.Tensor, token: int, top: int) -> ScoredToken:
 
 
 class OutputReader(StoppingCriteria):
-    """Reads the tokens of one output as `generate` chooses them, each once: a streamer, and where there are stop
-    strings a criterion too. This loop calls the criterion first, transformers' own the streamer.
+    """Reads each token of one output once, as a streamer and, with stop strings, also as a stopping criterion. Our loop
+    calls the criterion first; transformers' own loop calls the streamer first.
     """
 
     def __init__(
@@ -178,23 +178,23 @@ class OutputReader(StoppingCriteria):
         on_deltas: Callable[[list[Delta]], None],
         check: Callable[[], None],
     ) -> None:
-        """`on_deltas` is called with the delta of each token of a step; `check` with every step and every chunk of a
-        prompt, and raises to end the sequence.
+        """`on_deltas` is called after each step with one delta per token. `check` is called at every step and every
+        chunk of a prompt, and raises to end the sequence.
         """
         self._output, self._recorder, self._on_deltas, self.reading_prompt = output, recorder, on_deltas, check
         self._read = self._streamed = prompt_tokens
-        """Tokens of the sequence that were read, and that the streamer was given."""
+        """Numbers of tokens of the sequence that were read, and that were passed to the streamer."""
         self._prompt_came = False
         self._deltas: list[Delta] = []
-        """Of the tokens that were read and not passed on."""
+        """Deltas of tokens that were read but not passed to `on_deltas` yet."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Return whether the output ends with a stop string."""
+        """Return a (1,) bool tensor: whether a stop string ended the output."""
         self._push(input_ids[0, self._read :].tolist())
         return torch.tensor([self._output.stopped], device=input_ids.device)
 
     def put(self, value: torch.Tensor) -> None:
-        """Called by `generate`: with the prompt first, then with the tokens of each step."""
+        """Read tokens from `generate`: first the prompt, then the tokens of each step."""
         self.reading_prompt()
         if not self._prompt_came:
             self._prompt_came = True
@@ -207,7 +207,7 @@ class OutputReader(StoppingCriteria):
         self._on_deltas(deltas)
 
     def end(self) -> None:
-        """Called after the last step; there is nothing to do."""
+        """Do nothing; `generate` calls this after the last step."""
 
     def _push(self, tokens: list[int]) -> None:
         for token in tokens:

@@ -1,10 +1,10 @@
-"""Grammars of the requests' output formats and tool calls, compiled with llguidance.
+"""Compiles the grammars of requested output formats and tool calls with llguidance.
 
-A schema of kilobytes compiles in a few milliseconds, and what takes longer ends at the limits of `grammar.compile`. So
-nothing is kept from one request for another: that would take memory, and the time would tell others' grammars.
+A schema of a few kilobytes compiles in milliseconds, and the limits of `grammar.compile` stop larger ones. So no
+grammar is cached across requests: a cache would take memory, and its timing would reveal other clients' grammars.
 
-Grammars compile in threads of low priority, which hold no lock of the interpreter meanwhile, some of one API key at a
-time: neither free text nor another key waits for those that take long.
+Grammars compile in low-priority threads that release the interpreter lock, a limited number per API key at a time. So
+slow grammars delay neither requests without a grammar nor other keys.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .errors import CancelledError, WarnOnce, invalid
 from .protocol import Form
 
 _OF_A_KEY, _IN_ALL = 2, 8
-"""Grammars that compile at once: of one API key, and in total."""
+"""Maximum number of grammars compiled concurrently: per API key, and in total."""
 _NICE = 10
-"""How much the priority of a compiling thread is lowered."""
+"""The niceness of a compiling thread."""
 _MAX_HEADER = 1000
-"""Longest list of unenforced keywords in a header."""
+"""Maximum characters of the list of unenforced keywords in a header."""
 
 
 class Grammars:
@@ -48,10 +48,10 @@ class Grammars:
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._threads = ThreadPoolExecutor(_IN_ALL, "grammar", initializer=_lower_priority)
         self._vocabulary_lock = threading.Lock()
-        self._warn = WarnOnce("a schema that is not strict has a keyword that is not enforced: %s")
+        self._warn = WarnOnce("a keyword of a non-strict schema is not enforced: %s")
 
     async def grammar(self, field: str, form: Form, key: str, gone: Callable[[], bool]) -> Grammar:
-        """Compile a form that the `field` of a request with the API key of that name asks for; `gone`: whether its
+        """Compile the form that a request's `field` asks for. `key`: name of its API key; `gone` returns whether its
         client has disconnected. Raises ApiError, or CancelledError.
         """
         async with self._slots.setdefault(key, asyncio.Semaphore(_OF_A_KEY)):
@@ -78,18 +78,18 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> tuple[Any, dict[str, int]]:
-        """The vocabulary as llguidance reads it, and the special tokens; raises ValueError."""
+        """The vocabulary in llguidance's form, and the special tokens; raises ValueError."""
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         tokens = vocabulary_of(model, tokenizer)
         return tokens, special_tokens(tokenizer, tokens)
 
     def close(self) -> None:
-        """End the threads; may be called again."""
+        """End the threads; may be called repeatedly."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestGrammar(GrammarProcessor):
-    """Ends a request whose output cannot be completed."""
+    """Fails a request whose output cannot be completed."""
 
     def __init__(self, grammar: Grammar, field: str) -> None:
         super().__init__(grammar)
@@ -98,17 +98,17 @@ class RequestGrammar(GrammarProcessor):
     def dead_end(self) -> None:
         raise invalid(
             self._field,
-            "no complete output begins with the generated text, or the grammar is too complex to tell; make it simpler",
+            "the generated text cannot be completed, or the grammar is too complex to tell; simplify the grammar",
         )
 
 
 def new_processor(grammar: Grammar, field: str) -> Callable[[], LogitsProcessor]:
-    """Return a function that makes processors for a grammar that the `field` of a request asks for."""
+    """Return a function that creates processors for the grammar that a request's `field` asks for."""
     return lambda: RequestGrammar(grammar, field)
 
 
 def unenforced_header(unenforced: list[Unenforced]) -> dict[str, str]:
-    """Return the header of an answer that lists keywords of schemas that its output was not held to; {} for none."""
+    """Return the response header that lists unenforced schema keywords; {} if there are none."""
     places = list(dict.fromkeys(ascii(lost.place)[1:-1] for lost in unenforced))
     if not places:
         return {}

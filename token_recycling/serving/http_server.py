@@ -1,7 +1,7 @@
-"""The HTTP server around an app: uvicorn, with a shutdown that lets requests finish.
+"""The HTTP server of an app: uvicorn, with a shutdown that lets in-flight requests finish.
 
-Slow clients are the proxy's: uvicorn has no deadline for the headers or the body of a request. docs/serving.md has a
-configuration of nginx.
+A reverse proxy must handle slow clients, since uvicorn has no deadline for the headers or the body of a request.
+docs/serving.md has an nginx configuration.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ENDING = 5
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app in one process, at the address and with the TLS, the log, the `max_connections` and the `grace` of
-    its settings. `on_start` is called once connections are accepted; other arguments are those of `uvicorn.Config`.
+    """Serves an app in one process. Address, TLS files, log format, `max_connections` and `grace` come from the
+    engine's settings. `on_start` is called once connections are accepted; other arguments go to `uvicorn.Config`.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():
-            # Connections inherit it. asyncio sets it only where a socket was made with its protocol by name; without
-            # it every event of a stream waits for the receipt of the one before, up to 40 ms.
+            # Connections inherit TCP_NODELAY. asyncio sets it only for sockets created with an explicit protocol
+            # number. Without it, every event of a stream waits up to 40 ms for the acknowledgment of the previous one.
             if listener.family != getattr(socket, "AF_UNIX", None):
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await super().startup(sockets)
@@ -64,8 +64,8 @@ class HttpServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running requests finish, for the grace period, then end the others with an error. Meanwhile connections
-        are accepted: /health and new requests get 503.
+        """Let in-flight requests finish within the grace period, then end the rest with an error. Connections are still
+        accepted meanwhile, but /health and new requests get 503.
         """
         self._engine.closing = True
         until = time.monotonic() + self._engine.settings.grace

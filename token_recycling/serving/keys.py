@@ -1,7 +1,7 @@
-"""API keys. Each has a name, which separates what its requests teach the drafter; nothing else of a key is ever shown.
+"""API keys. Each has a name; requests with different names can have separate drafters. Only the name is ever shown.
 
-A key is written NAME:KEY, or KEY alone, whose name is `default`: in an option, in the environment, or one to a line of
-a file. Only digests are kept.
+A key is written NAME:KEY, or KEY with the name `default`: in an option, in the environment, or one per line of a file.
+Only digests are kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ logger = logging.getLogger("token_recycling.serving")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 _SECRET = re.compile(r"[!-~]([ -~]*[!-~])?")
 _DEFAULT = "default"
-"""The name of a key that is given without one."""
+"""The name of a key that was configured without a name."""
 METRICS = "metrics"
-"""The name of the key that opens /metrics and nothing else."""
+"""The name of the key that gives access to /metrics and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Key:
 
 
 def parse_key(text: str) -> Key:
-    """Return a key from NAME:KEY or KEY; raises ValueError, which never repeats the key."""
+    """Return a key from NAME:KEY or KEY. Raise ValueError, whose message never contains the key."""
     name, colon, secret = text.strip().partition(":")
     if not colon:
         name, secret = _DEFAULT, name
@@ -52,8 +52,8 @@ def parse_key(text: str) -> Key:
 
 
 def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...]:
-    """Return the keys in `texts` and in `file`, where empty lines and lines that begin with # are skipped. Logs a
-    warning for a file that other users can read. Raises ValueError.
+    """Return the keys in `texts` and in `file`, whose empty lines and lines that begin with # are skipped. Log a
+    warning if other users may read the file. Raise ValueError.
     """
     lines = [] if file is None else _file_text(file).splitlines()
     written = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
@@ -70,19 +70,19 @@ def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...
 
 
 def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
-    """Return the key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
+    """Return the key of an Authorization header, `Bearer KEY`, or None, in constant time."""
     scheme, _, secret = (authorization or "").partition(" ")
     digest = _digest(secret.strip())
-    # Every key is compared, in constant time.
+    # Every key is compared.
     matches = [key for key in keys if hmac.compare_digest(key.digest, digest)]
     return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 def _file_text(file: Path) -> str:
-    """Return the text of a file of keys.
+    """Return the text of a key file.
 
-    Group and other permissions only cause a warning: a credential of systemd has mode 0440 with an ACL, a secret of
-    Docker 0444 and one of Kubernetes 0644, and all three are readable by the service alone.
+    Group and other permissions only cause a warning: systemd credentials have mode 0440 with an ACL, Docker secrets
+    0444 and Kubernetes secrets 0644, although only the service can read them.
     """
     with file.open(encoding="utf-8") as opened:
         mode = os.fstat(opened.fileno()).st_mode

@@ -1,4 +1,4 @@
-"""Log-probabilities of an output as OpenAI's API states them, with the bytes that each token stands for."""
+"""Log-probabilities of an output in the format of OpenAI's API, with the bytes of each token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .output import ScoredToken
 def completion_logprobs(
     tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
 ) -> dict[str, Any]:
-    """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
+    """Return the field `logprobs` of a choice of /v1/completions; `offsets` are character offsets of the tokens."""
     return {
         "tokens": [tokenizer.decode([token.token]) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -23,7 +23,7 @@ def completion_logprobs(
 
 
 def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[str, float] | None:
-    """Return the most probable tokens and the chosen one; of several with the same text the most probable counts."""
+    """Return the most probable tokens and the chosen one by text; of equal texts, the most probable is kept."""
     if scored.logprob is None:
         return None
     logprobs: dict[str, float] = {}
@@ -33,9 +33,9 @@ def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[st
 
 
 def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:
-    """The field `logprobs` of a choice of /v1/chat/completions; `offsets` are the tokens' places in the text.
+    """Return the field `logprobs` of a choice of /v1/chat/completions; `offsets` are character offsets of the tokens.
 
-    The bytes of the tokens put together are those of the text: a token may be a part of a character.
+    The concatenated bytes of the tokens are those of the text, although a token may be a part of a character.
     """
 
     def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken],
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return how byte-level tokenizers write each byte (Radford et al., GPT-2): visible Latin-1 characters as they are,
-    the others as the characters from U+0100 on.
+    """Return the byte of each character of byte-level tokenizers (Radford et al., GPT-2). Visible Latin-1 characters
+    stand for themselves, the characters from U+0100 on for the other bytes.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]
@@ -61,16 +61,16 @@ def _byte_level_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_level_alphabet()
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What SentencePiece writes for the space before a word."""
+"""SentencePiece's character for the space before a word."""
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
-    """Return the bytes that a token stands for in UTF-8, which may be a part of a character. `first`: the text begins
-    with it, so that SentencePiece shows no space before it.
+    """Return the UTF-8 bytes of a token, which may be a part of a character. `first`: the token begins the text, where
+    SentencePiece decodes no space before it.
     """
     text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
     written = tokenizer.convert_ids_to_tokens(token)
-    if not isinstance(written, str):  # a row of the embedding that is no token
+    if not isinstance(written, str):  # an embedding row without a token
         return text.encode()
     if "\N{REPLACEMENT CHARACTER}" in text:
         if byte := _BYTE_TOKEN.fullmatch(written):

@@ -1,8 +1,8 @@
-"""What a server has done: counters in the text format of Prometheus, and an event in the log for every answer and
-every generation, without a word of what was said.
+"""Metrics of a server: counters in Prometheus' text format, and a log event for every response and every generation.
+Neither contains any text of prompts or outputs.
 
-Events are on the logger `token_recycling.serving.access` at level INFO, with their figures in `fields`. As JSON lines,
-one object each, they are for a collector of logs, warnings and errors among them.
+Events go to the logger `token_recycling.serving.access` at level INFO, with their values in `fields`. For log
+collectors, `log_json_lines` writes all log records as JSON lines, warnings and errors included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = tuple(step * 10**power for power in (-3, -2, -1, 0) for step in (1, 2
 
 
 class FinishedJob(Protocol):
-    """What is counted of a job."""
+    """The attributes of a job that the metrics read."""
 
     id: str
     key: str
@@ -51,11 +51,11 @@ class Metrics:
         gauge = partial(Gauge, namespace="token_recycling", registry=self._registry)
         self._requests = counter("requests", "Requests by path and status.", ["path", "status"])
         self._jobs = counter("generations", "Generations by how they ended.", ["outcome"])
-        self._fallbacks = counter("not_accelerated", "Generations left to transformers' own decoding.")
+        self._fallbacks = counter("not_accelerated", "Generations decoded by transformers' own loop.")
         self._tokens = counter("generated_tokens", "Emitted tokens.")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self._cached_tokens = counter("cached_tokens", "Tokens of prompts that were kept of earlier texts.")
-        self._steps = counter("steps", "Forward passes after the prompts'.")
+        self._cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache.")
+        self._steps = counter("steps", "Forward passes, prefill excluded.")
         self._drafted = counter("drafted_tokens", "Drafted tokens.")
         self._accepted = counter("accepted_tokens", "Accepted drafted tokens.")
         self._seconds = counter("seconds", "Seconds by phase.", ["phase"])
@@ -70,7 +70,7 @@ class Metrics:
             "time_to_first_token_seconds", "Seconds from arrival to the first token.", buckets=_LATENCY
         )
         self._per_token = by_key(
-            "time_per_output_token_seconds", "Decode time per generated token after the first pass.", buckets=_SECONDS
+            "time_per_output_token_seconds", "Decode time per generated token, prefill excluded.", buckets=_SECONDS
         )
         self._step_by_key = by_key("step_seconds", "Mean seconds per step of a generation.", buckets=_SECONDS)
         self.running = gauge("requests_in_progress", "Running and queued requests.")
@@ -81,14 +81,14 @@ class Metrics:
         self._sums = [0, 0]
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that took `seconds` from its arrival to the end of its response. `path` is the route's, which
-        contains nothing from the client.
+        """Count a request that took `seconds` from arrival to the end of its response. `path` is the route's template,
+        which contains no client data.
         """
         self._requests.labels(path, str(status)).inc()
         _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
     def count_generation(self, job: FinishedJob) -> None:
-        """Count the tokens and times of a job that has generated something. Calls must not overlap."""
+        """Count the tokens and times of a job that has generated tokens. Not thread-safe."""
         self._count(job)
         self._observe(job)
         stats = job.stats
@@ -142,7 +142,7 @@ class Metrics:
             self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
 
     def count_save(self, good: bool) -> None:
-        """Count a saved matrix, or a failure to save it."""
+        """Count a successful or failed save of the matrix."""
         self._saves.labels("good" if good else "failed").inc()
 
     def text(self) -> bytes:
@@ -156,7 +156,7 @@ def _log(event: str, **fields: Any) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: time, level, logger, event, and its fields or the trace of its error."""
+    """Formats a record as one JSON object: time, level, logger, event, and its fields or the traceback of its error."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -172,7 +172,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_json_lines() -> None:
-    """From now on everything that this process logs is such a line, on standard error."""
+    """Write all log records of this process as JSON lines to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

@@ -1,14 +1,14 @@
-"""From the tokens of one output to the pieces that its client receives: text, reasoning and tool calls, in order.
+"""Splits the tokens of one output into the pieces that its client receives: text, reasoning and tool calls, in order.
 
-Where transformers knows how the model delimits its reasoning and its calls (a response template), its parser splits the
-output. Otherwise all of it is text, and tokens are held back with the text that they are a part of, so that
-log-probabilities and text fit.
+If the model has a response template, which defines its delimiters of reasoning and calls, transformers' parser splits
+the output. Otherwise all of it is text. Tokens are then held back together with their text, so that log-probabilities
+and text stay aligned.
 
-A response has the same pieces whole and streamed. So a call whose arguments have begun is a call, even if the output
-ends within it (`length`) or its arguments turn out to be malformed: a stream cannot take it back. What else stands
-between the delimiters of a call is text.
+A response has the same pieces whether or not it is streamed. So once its arguments have begun, a call remains a call,
+even if the output ends within it (`length`) or its arguments turn out to be malformed: a stream cannot retract it.
+Anything else between the delimiters of a call is text.
 
-Cost: a decoding of the last few tokens per token. Nothing grows with the length of the output.
+Cost per token: detokenizing the last few tokens, independent of the output length.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .._util.text_stream import IncrementalText
 
 Kind = Literal["text", "reasoning", "call"]
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What templates call the field with the reasoning."""
+"""Names of the reasoning field in response templates."""
 
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token with its log-probability and the most likely ones in its place."""
+    """A token with its log-probability and the most probable tokens at its position."""
 
     token: int
     logprob: float | None = None
-    """None for the first token of a prompt, and where none was asked for."""
+    """None for the first token of a prompt, or if not requested."""
     top: list[tuple[int, float]] = field(default_factory=list)
     """Best first."""
 
@@ -52,16 +52,16 @@ class Piece:
 
     kind: Kind
     text: str
-    """Of a call: its arguments as JSON, or a part of them."""
+    """For a call: its arguments as JSON, or a part of them."""
     index: int = 0
-    """Of the call in its output."""
+    """Index of the call in its output."""
     name: str | None = None
-    """Of the function; only in the first piece of a call."""
+    """Name of the function; only in the first piece of a call."""
     id: str = ""
-    """Of the call; only in its first piece."""
+    """Id of the call; only in its first piece."""
 
     def continues(self, other: Piece) -> bool:
-        """Return whether the two are one piece."""
+        """Return whether this piece continues `other`."""
         return self.name is None and (self.kind, self.index) == (other.kind, other.index)
 
 
@@ -71,7 +71,7 @@ def call_piece(index: int, name: str, arguments: str) -> Piece:
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces with those put together that continue each other, without empty ones."""
+    """Return the pieces with consecutive parts of the same piece joined, without empty pieces."""
     first: list[Piece] = []
     texts: list[list[str]] = []
     for piece in pieces:
@@ -85,19 +85,19 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 @dataclass
 class Delta:
-    """What an output gains with a token, a step or in all: its pieces and tokens."""
+    """The pieces and tokens that a token, a step or the whole generation adds to an output."""
 
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    """Where the tokens begin in the text."""
+    """Character offsets of the tokens in the text."""
     finish_reason: str | None = None
     """Why the output ended; only in its last delta."""
     stop_string: str | None = None
     """The stop string that ended the output; only in its last delta."""
 
     def of(self, kind: Kind) -> str:
-        """Return the text of the pieces of a kind."""
+        """Return the joined text of all pieces of a kind."""
         return "".join(piece.text for piece in self.pieces if piece.kind == kind)
 
     @property
@@ -107,7 +107,7 @@ class Delta:
 
 
 def whole(deltas: Iterable[Delta]) -> Delta:
-    """Return several deltas of an output, in their order, as one."""
+    """Return consecutive deltas of an output, merged into one."""
     pieces: list[Piece] = []
     result = Delta()
     for delta in deltas:
@@ -120,7 +120,7 @@ def whole(deltas: Iterable[Delta]) -> Delta:
 
 
 class Output:
-    """One output as it grows."""
+    """One output, read token by token."""
 
     def __init__(
         self,
@@ -130,35 +130,35 @@ class Output:
         hidden: Sequence[int] | None = None,
         include_stop: bool = False,
     ) -> None:
-        """`new_parser` creates a parser of the output; `hidden`: tokens that end the output and are not shown;
-        `include_stop`: the text ends with the stop string.
+        """`new_parser` creates a parser of the output; `hidden`: end tokens that are not shown; `include_stop`: keep
+        the stop string at the end of the text.
         """
         self._limit = config.max_new_tokens
         self._tokenizer = tokenizer
         stops = config.stop_strings or ()
         self._trimmer, self._written = StopTrimmer(stops, include_stop), StopTrimmer(stops)
-        """Of the text that is shown, and of the text as it is written, which ends with the first stop string."""
+        """For the text that is shown, and for the raw text with special tokens; either can match a stop string."""
         self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer)
         if new_parser is not None:
             self._reader = ParsedReader(tokenizer, self._trimmer, new_parser)
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
-        """Special tokens are for the parser, or are shown nowhere."""
+        """Without special tokens, which the parser needs; plain text omits them anyway."""
         self._last: int | None = None
         self._prompt: str | None = None
-        """Its tokens come first."""
+        """The echoed prompt, until its scored tokens have been pushed."""
         self._waiting = Delta(self._reader.begin())
         self.tokens = 0
         """Number of generated tokens."""
 
     def begin_with(self, prompt: str, scored: bool) -> None:
-        """Begin with the prompt; `scored`: the tokens of the prompt are pushed first."""
+        """Start the output with the prompt; `scored`: the first `push` has the tokens of the prompt."""
         assert isinstance(self._reader, PlainReader)
         self._prompt = prompt if scored else None
         self._waiting = Delta([] if scored else self._reader.begin(prompt))
 
     def push(self, tokens: list[ScoredToken]) -> Delta:
-        """Return what these tokens add."""
+        """Add tokens; return their delta."""
         if self._prompt is not None:
             return self._scored_prompt(tokens)
         delta, self._waiting = self._waiting, Delta()
@@ -169,7 +169,7 @@ class Output:
         return delta
 
     def end(self) -> Delta:
-        """Return what was held back, and why the output ended."""
+        """Return the held-back pieces and tokens, and the finish reason."""
         delta = self._waiting
         self._reader.end(self._last in self._eos, delta)
         delta.pieces = merged(delta.pieces)
@@ -179,7 +179,7 @@ class Output:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string came."""
+        """Whether a stop string was found."""
         return self._written.stopped or self._trimmer.stopped
 
     @property
@@ -189,7 +189,7 @@ class Output:
 
     @property
     def _finish_reason(self) -> str:
-        """A tool call, the end of the output or a stop string, or its length."""
+        """`tool_calls`, `length` or `stop`."""
         ended = self.stopped or self._last in self._eos
         full = self.tokens >= (self._limit or 0) and not ended
         if self._reader.calls and not (self._reader.cut and full):
@@ -207,20 +207,20 @@ class Output:
 
 
 class StopTrimmer:
-    """Cuts a text that comes in pieces before the first stop string, or after it with `include`."""
+    """Truncates incremental text before the first stop string, or after it with `include`."""
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self.stops, self._include, self._held = stop, include, ""
         self.matched: str | None = None
-        """The stop string that came."""
+        """The stop string that was found."""
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string came."""
+        """Whether a stop string was found."""
         return self.matched is not None
 
     def push(self, piece: str) -> str:
-        """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
+        """Add a piece; return the text that is safe to send. A suffix that may begin a stop string is held back."""
         if self.matched is not None:
             return ""
         if not self.stops:
@@ -236,18 +236,18 @@ class StopTrimmer:
         return safe
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the held-back text, at the end of the output."""
         rest, self._held = self._held, ""
         return rest
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
-    """A text as it grows, with special tokens as they are written."""
+    """Return an incremental detokenizer that keeps special tokens."""
 
     def decode(tokens: list[int], **options: Any) -> str:
         return tokenizer.decode(tokens, **{**options, "skip_special_tokens": False})
@@ -256,31 +256,31 @@ def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
 
 
 class PlainReader:
-    """Reads an output that is all text."""
+    """Reads an output that is plain text."""
 
     calls, cut, reasoning_tokens = 0, False, 0
-    """It has no calls and no reasoning."""
+    """Plain text has no calls and no reasoning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
         self._text, self._trimmer = IncrementalText(tokenizer), trimmer
         self._written = raw_text(tokenizer) if trimmer.stops else None
         self._unshown = deque[tuple[int, ScoredToken]]()
-        """Tokens that are not shown yet, each with its offset in the text."""
+        """Tokens that are held back, each with its offset in the text."""
         self._generated_characters = self._shown_characters = 0
 
     def begin(self, prompt: str = "") -> list[Piece]:
-        """Begin with a prompt that is shown."""
+        """Start the text with an echoed prompt."""
         self._generated_characters = self._shown_characters = len(prompt)
         return [Piece("text", prompt)]
 
     def push(self, token: ScoredToken, shown: bool, delta: Delta) -> str:
-        """Add a token; return the text in which stop strings count, with special tokens: a stop string may be one."""
+        """Add a token; return its raw text for stop strings, with special tokens, since a stop string may be one."""
         self._unshown.append((self._generated_characters, token))
         self._add(self._text.push([token.token] if shown else []), delta)
         return "" if self._written is None else self._written.push([token.token])
 
     def end(self, ended: bool, delta: Delta) -> None:
-        """Add what was held back. `ended`: the last token is an end of sequence, which is not shown."""
+        """Add the held-back text and tokens. `ended`: the last token is an end of sequence, which is not shown."""
         self._add(self._text.flush(), delta)
         rest = self._trimmer.flush()
         self._shown_characters += len(rest)
@@ -295,7 +295,7 @@ class PlainReader:
             self._release(delta)
 
     def _release(self, delta: Delta, all_tokens: bool = False) -> None:
-        """Pass on the tokens that were held back and begin within the text shown, or all."""
+        """Release held-back tokens that begin within the shown text, or all of them."""
         while self._unshown and (all_tokens or self._unshown[0][0] < self._shown_characters):
             offset, token = self._unshown.popleft()
             delta.offsets.append(offset)
@@ -303,8 +303,8 @@ class PlainReader:
 
 
 def _parsed_call(value: Any) -> tuple[str, str]:
-    """Return the name and the arguments, as JSON, of what the parser read; raise ValueError, TypeError or KeyError if
-    that is no call.
+    """Return the name and the JSON arguments of a parsed call; raise ValueError, TypeError or KeyError if `value` is
+    not a call.
     """
     called = value["function"]
     name, arguments = called["name"], called["arguments"]
@@ -317,22 +317,22 @@ def _parsed_call(value: Any) -> tuple[str, str]:
 
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
 _MAX_HEAD = 4096
-"""Characters up to the arguments of a call that is passed on while it is generated; another is at its end."""
+"""Maximum characters before the arguments of a streamed call; a call with a longer head is sent when complete."""
 
 
 class CallReader:
-    """Reads a call that is written as `{"name": ..., "arguments": {...}}` while it is generated."""
+    """Reads a call in the form `{"name": ..., "arguments": {...}}` incrementally."""
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """None until it was written."""
+        """None until the head of the call is complete."""
         self.complete = False
-        """Whether the arguments have ended; what follows them is no part of them."""
+        """Whether the arguments are complete; any further text is ignored."""
         self._head, self._depth = "", 0
         self._quoted = self._escaped = False
 
     def push(self, piece: str) -> str:
-        """Return the part of the arguments that this piece of text has."""
+        """Return the part of the arguments in this piece of text."""
         if self.name is None:
             if len(self._head) > _MAX_HEAD:
                 return ""
@@ -361,7 +361,7 @@ class CallReader:
 
 
 class ParsedReader:
-    """Reads an output of which a parser tells content, reasoning and calls apart."""
+    """Reads an output that a parser splits into content, reasoning and calls."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer, new_parser: Callable[[], Any]) -> None:
         self._trimmer, self._text = trimmer, raw_text(tokenizer)
@@ -369,32 +369,32 @@ class ParsedReader:
         self._new_parser, self._parser = new_parser, new_parser()
         self._reader = CallReader()
         self._call: list[str] = []
-        """The text of the call that is being written."""
+        """The text of the current call."""
         self._last = False
-        """Whether no more comes."""
+        """Whether this is the last piece of text."""
         self._blanks: str | None = None
-        """The text since the last call, as long as it is blank: none of it is shown unless other text follows."""
+        """Whitespace since the last call, shown only before other text; None before any call and after other text."""
         self._characters = 0
         self._prompted: dict[str, int] = {}
-        """Characters of each field that are the prompt's."""
+        """Number of characters per field that belong to the prompt."""
         self.calls = 0
-        """Number of calls so far."""
+        """Number of calls."""
         self.cut = False
         """Whether the output ended within its last call."""
         self._inside = False
-        """Whether the output is in the midst of reasoning or of a call."""
+        """Whether the output is currently within reasoning or a call."""
         self._region_characters = 0
-        """Of the last event: characters within a region."""
+        """Number of characters within a region in the last event."""
         self.reasoning_tokens = 0
-        """Number of tokens of reasoning, with its delimiters."""
+        """Number of reasoning tokens, delimiters included."""
         self._unread = 0
-        """Number of tokens since the parser told of anything: it holds back what may be a delimiter."""
+        """Number of tokens since the last parser event: the parser holds back text that may be a delimiter."""
 
     def begin(self) -> list[Piece]:
-        """Pass over what the prompt has begun already: it is no part of the output, be it text or reasoning."""
+        """Skip text or reasoning that the prompt has already begun, since it is not part of the output."""
         events = self._parser.initial_events
         if any(event["type"] == "region_chunk" for event in events):
-            # The parser holds back spaces at the end of the prompt: one more character shows them.
+            # The parser holds back spaces at the end of the prompt: one more character releases them.
             probe = self._new_parser()
             begun = [*probe.initial_events, *probe.feed("x"), *probe.finalize()[1]]
             texts = [(event["field"], event["text"]) for event in begun if event["type"] == "region_chunk"]
@@ -404,8 +404,8 @@ class ParsedReader:
         return self._pieces(events)
 
     def push(self, token: ScoredToken, shown: bool, delta: Delta) -> str:
-        """Add a token; return the text in which stop strings count, with special tokens. None counts in the midst of
-        reasoning or a call: reasoning repeats words of the prompt, and a call would be cut.
+        """Add a token; return its raw text for stop strings, with special tokens. Text within reasoning or a call is
+        left out: reasoning repeats words of the prompt, and a stop string would truncate a call.
         """
         delta.tokens.append(token)
         delta.offsets.append(self._characters)
@@ -416,16 +416,16 @@ class ParsedReader:
         delta.pieces += self.feed(text)
         if not self._inside:
             return text
-        # The parser may tell of a delimiter with the token behind it.
+        # The parser may report a delimiter only with the token after it.
         return "" if inside else text[: max(0, len(text) - self._region_characters)]
 
     def end(self, ended: bool, delta: Delta) -> None:
-        """Add what was held back. `ended` changes nothing: the parser knows the end of an output."""
+        """Add the held-back pieces. `ended` has no effect: the parser recognizes the end of an output."""
         delta.pieces += self.feed(self._text.flush(), last=True)
         delta.pieces.append(Piece("text", self._trimmer.flush()))
 
     def feed(self, text: str, last: bool = False) -> list[Piece]:
-        """Add a piece of text; a call that the parser cannot read is text."""
+        """Add a piece of text; return the new pieces. A call that the parser cannot read becomes text."""
         self._last = last
         try:
             events = self._parser.feed(text)
@@ -454,7 +454,7 @@ class ParsedReader:
         return pieces
 
     def _shown(self, text: str) -> Piece:
-        """Return what can be shown of a text."""
+        """Return the part of a text that can be shown now."""
         if self._blanks is not None:
             text, self._blanks = self._blanks + text, None
             if not text.strip():
@@ -462,14 +462,14 @@ class ParsedReader:
         return Piece("text", self._trimmer.push(text))
 
     def _generated(self, name: str, text: str) -> str:
-        """Return the part of a text that is not the prompt's, without special tokens that delimit nothing."""
+        """Return a text without the prompt's part and without stray special tokens."""
         skipped = min(self._prompted.get(name, 0), len(text))
         if skipped:
             self._prompted[name] -= skipped
         return self._special.sub("", text[skipped:])
 
     def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
-        """Add a part of a call; return what can be passed on of it."""
+        """Add a part of a call; return the pieces that can be sent now."""
         text, reader = event.get("text", ""), self._reader
         self._call.append(text)
         begun = reader.name is not None
@@ -482,7 +482,7 @@ class ParsedReader:
         return [call_piece(self.calls - 1, reader.name, arguments)]
 
     def _closed_call(self, event: dict[str, Any]) -> list[Piece]:
-        """Return a call, or several, that were not passed on while they were generated."""
+        """Return the calls of a closed region, if they were not streamed already."""
         text = "".join(self._call)
         self._call.clear()
         if self._end_passed_on():
@@ -496,14 +496,14 @@ class ParsedReader:
         return [call_piece(index, name, arguments) for index, (name, arguments) in enumerate(calls, first)]
 
     def _end_passed_on(self) -> bool:
-        """End the call that is being read; return whether it was passed on already."""
+        """End the current call; return whether it was streamed already."""
         reader, self._reader = self._reader, CallReader()
         self.cut, self._blanks = self._last, ""
         return reader.name is not None
 
     def _as_text(self, text: str) -> list[Piece]:
-        """Return a malformed call as text, without special tokens; but nothing where the output ends within a call
-        after others.
+        """Return a malformed call as text, without special tokens. Return nothing if it follows other calls and the
+        output ends within it.
         """
         if self._last and self.calls:
             return []

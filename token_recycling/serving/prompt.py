@@ -1,13 +1,13 @@
-"""From a chat to its prompt, through the chat template, and back: how models write reasoning and tool calls.
+"""Renders a chat with the chat template, and finds how the model writes reasoning and tool calls in its output.
 
-A response template, which transformers reads since 5.13, says where the parts of an output begin and end
-(huggingface.co/docs/transformers, "Response Parsing"). A tokenizer may bring one; here are those of families whose
-tokenizers did not. `grammar.parts` knows the delimiters that model families write around their calls.
+A response template (transformers >= 5.13; huggingface.co/docs/transformers, "Response Parsing") defines where the parts
+of an output begin and end. A tokenizer may include one; this module has those of families whose tokenizers lack it.
+`grammar.parts` has the delimiters that model families write around their calls.
 
-A model whose chat template shows no functions, or whose calls cannot be read, gets prompted tools: a text at the head
-of the conversation lists the functions as JSON and describes a call in the delimiters of Hermes and Qwen. Earlier calls
-and their results become messages that every template shows. llama.cpp's generic handler does the same
-(`docs/function-calling.md` there).
+A model whose chat template shows no functions, or whose calls cannot be parsed, gets prompted tools: a text at the
+start of the conversation lists the functions as JSON and describes a call in the delimiters of Hermes and Qwen. Earlier
+calls and their results become messages that every template can show. llama.cpp's generic handler does the same (its
+`docs/function-calling.md`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SYSTEM = ("system", "developer")
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """Return a message as templates read it, with its text in one string."""
+    """Return a message in the form of chat templates, with its text as one string."""
     return {**message.model_dump(exclude_none=True), "content": joined(message.content)}
 
 
@@ -55,8 +55,8 @@ def render_prompt(
     tools: list[dict[str, Any]] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `continue_final`: the
-    output continues its last message; else, with `add_prompt`, it ends with how an answer begins.
+    """Return the prompt (1, length) of a conversation; raise ApiError if the template rejects it. `continue_final`: the
+    output continues the last message. Otherwise, `add_prompt` appends the start of an assistant message.
     """
     render = partial(
         tokenizer.apply_chat_template,
@@ -73,7 +73,7 @@ def render_prompt(
         refusal = "the request is nested too deeply for the chat template"
         raise ApiError(400, refusal, "invalid_request", "messages") from error
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-        # Templates raise any of them for messages and variables that they cannot take.
+        # Templates raise any of these for messages and variables that they do not support.
         refusal = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
         raise ApiError(400, refusal, "invalid_request", "messages") from error
 
@@ -91,18 +91,18 @@ def _first_rendered(render: Callable[..., Any], conversations: Iterable[list[dic
 
 
 def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
-    """Yield a conversation as templates read it, then as those that refuse it may take it."""
+    """Yield a conversation in the form of chat templates, then versions for templates that reject the first one."""
     yield from _with_objects(tokenizer, messages)
     yield from _with_objects(tokenizer, _alternating(tokenizer, messages))
 
 
 def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
-    """Yield a conversation, then, where it has calls whose arguments are no JSON object, one with objects of their
-    text, for templates that read objects only.
+    """Yield a conversation. If arguments of a call are not a JSON object, then yield it with their text wrapped in an
+    object, for templates that accept only objects.
     """
     conversation = [template_message(message) for message in messages]
     if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
-        # OpenAI's newer name of the role, which only few templates know.
+        # OpenAI's newer name of the system role, which few templates support.
         for message in conversation:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
     yield conversation
@@ -115,8 +115,8 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 
 
 def _alternating(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
-    """Return a conversation with what its system messages say at its head, and several messages in a row of the user,
-    or of the assistant, as one: many templates take no others.
+    """Return a conversation with all system messages merged at its start, and consecutive messages of the user or of
+    the assistant merged: many templates reject anything else.
     """
     system = [message.content for message in messages if message.role in _SYSTEM]
     others = [message for message in messages if message.role not in _SYSTEM] or [Message(role="user")]
@@ -132,7 +132,7 @@ def _alternating(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
 
 
 def _paragraphs(*contents: str | list[Part] | None) -> str:
-    """Return the texts of contents as paragraphs, without empty ones."""
+    """Return the nonempty texts of contents as paragraphs."""
     return "\n\n".join(filter(None, map(joined, contents)))
 
 
@@ -141,7 +141,7 @@ def _with_text(message: Message, *contents: str | list[Part] | None) -> Message:
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError for a chat template that cannot render a message, rather than with the first request."""
+    """Raise ValueError at startup, not at the first request, if the chat template cannot render a message."""
     if not getattr(tokenizer, "chat_template", None):
         return
     try:
@@ -156,11 +156,11 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     raise ValueError(f"the chat template cannot render a message ({why}); set another with --chat-template")
 
 
-# How outputs are written and read
+# Response templates and parsers
 
 
 def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:
-    """A response template: how an answer begins, the marks of its reasoning, its end, and its calls."""
+    """Return a response template: the start of an answer, the delimiters of its reasoning, its end, and its calls."""
     fields = {
         "reasoning_content": {"open": thought[0], "close": thought[1], "content": "text"},
         "tool_calls": {"repeats": True, **calls},
@@ -170,7 +170,7 @@ def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **call
 
 
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# Blanks between two marks are no text: they would take the place of the text before.
+# Whitespace between two delimiters is not text: it would replace the text before.
 _QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
 CALL_MARKS = ("<tool_call>", "</tool_call>")
 _MARKED: dict[str, Any] = {
@@ -201,7 +201,9 @@ _GEMMA = _template(
 
 
 def response_template(loaded: Loaded) -> dict[str, Any] | None:
-    """The tokenizer's own, or that of a family; None where neither is known, or this transformers reads none."""
+    """Return the response template of the tokenizer, else of its family; None without either, or without support for
+    them.
+    """
     tokenizer, family = loaded.tokenizer, loaded.model.config.model_type
     if not hasattr(tokenizer, "get_response_parser"):
         return None
@@ -215,13 +217,13 @@ def response_template(loaded: Loaded) -> dict[str, Any] | None:
 def response_parser(
     loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, prompted: bool = False
 ) -> Callable[[], Any] | None:
-    """Return a function that makes a parser of the output after a prompt (1, length); None where the model's form of
-    outputs is not known. `prompted`: the prompt says how functions are called.
+    """Return a function that creates a parser of the output after a prompt (1, length); None if the model's output
+    format is unknown. `prompted`: the prompt describes how to call functions.
     """
     tokenizer, template = loaded.tokenizer, response_template(loaded)
     prefix: torch.Tensor | str = ids[0]
     if prompted:
-        if template is None:  # special tokens are no text, and where the answer begins is not known
+        if template is None:  # hide special tokens; the start of the answer is unknown
             special = [token for token in tokenizer.all_special_tokens if token not in CALL_MARKS]
             content = {"content": "text", **({"close": special} if special else {})}
             template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
@@ -234,12 +236,12 @@ def response_parser(
 
 
 _TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
-"""In the order in which the parser tries to read an argument that is written without quotes."""
+"""In the order in which the parser tries to read an unquoted argument."""
 
 
 def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool whose arguments state their types. The parser reads an argument by its type, for which it follows
-    no reference and looks at no `enum`.
+    """Return a tool whose parameters have explicit types. The parser reads an argument by its type, but ignores
+    references and `enum`.
     """
     function = tool["function"]
     parameters = function.get("parameters") or {}
@@ -255,7 +257,7 @@ def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lenient(template: dict[str, Any]) -> dict[str, Any]:
-    """The template, where calls that are no JSON are text rather than an error."""
+    """Return the template, changed so that malformed calls are text instead of an error."""
     calls = template["fields"].get("tool_calls", {})
     if calls.get("content") != "json":
         return template
@@ -270,13 +272,13 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 _EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
 _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
 _FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
-"""Families of `grammar.parts` whose tokenizers bring a response template, by transformers' names of models."""
+"""Families of `grammar.parts` whose tokenizers include a response template, by transformers' `model_type`."""
 _PROMPTED = "qwen_3"
-"""The family whose delimiters prompted tools have."""
+"""The family whose delimiters prompted tools use."""
 
 
 def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
-    """Return whether a chat needs prompted tools; raise ApiError where no calls can be read."""
+    """Return whether a chat needs prompted tools; raise ApiError if calls cannot be parsed at all."""
     tools = body.shown_tools
     if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
         return False
@@ -287,17 +289,17 @@ def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
 
 
 def why_prompted_tools(loaded: Loaded) -> str | None:
-    """Return why a model needs prompted tools; None where its template shows tools and its calls can be read."""
+    """Return why a model needs prompted tools; None if its template shows tools and its calls can be parsed."""
     if not _shows_tools(loaded.tokenizer):
-        return "the chat template shows none"
+        return "the chat template shows no tools"
     readable = "tool_calls" in (response_template(loaded) or {"fields": {}})["fields"]
-    return None if readable else "how this model writes calls is not known"
+    return None if readable else "this model's format of calls is unknown"
 
 
 def with_prompted_tools(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None
 ) -> list[Message]:
-    """Return the conversation with prompted tools: the text that lists `tools`, and calls and results as text."""
+    """Return the conversation with prompted tools: a text that lists `tools`, with calls and results as text."""
     conversation: list[Message] = []
     before = ""
     for message in messages:
@@ -309,7 +311,7 @@ def with_prompted_tools(
         if role == "tool":
             plain.pop("tool_call_id", None)
             text = _RESULT.format(text)
-        if before == "tool" and role in ("tool", "user"):  # many templates refuse two messages of a user in a row
+        if before == "tool" and role in ("tool", "user"):  # many templates reject consecutive user messages
             conversation[-1] = conversation[-1].model_copy(update={"content": f"{conversation[-1].content}\n{text}"})
         else:
             conversation.append(Message(role="user" if role == "tool" else role, content=text, **plain))
@@ -318,7 +320,7 @@ def with_prompted_tools(
 
 
 def _written_call(name: str, arguments: dict[str, Any] | str) -> str:
-    """Return a call as the model writes it; arguments that are no JSON object are text as it was written."""
+    """Return a call in the format that the prompt describes; arguments that are not an object are inserted as text."""
     return f'{{"name": {_json(name)}, "arguments": {arguments if isinstance(arguments, str) else _json(arguments)}}}'
 
 
@@ -336,7 +338,7 @@ What it gives is then told between <tool_response> and </tool_response>. If no f
 
 
 def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str) -> list[Message]:
-    """The conversation with a text for the system: in its system message, in one of its own, or in that of the user."""
+    """Return the conversation with a system text: in its system message, in a new one, or in a user message."""
     first, *rest = messages
     if not text:
         return messages
@@ -354,15 +356,13 @@ def _shows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _shows_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a system message is shown, rather than refused or left out."""
+    """Return whether the template shows a system message, instead of rejecting or ignoring it."""
     return _shown_by(tokenizer, str(tokenizer.chat_template))[1]
 
 
 @lru_cache(maxsize=8)
 def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, bool]:
-    """Return whether the chat template of a tokenizer shows tools, and whether it shows a system message; rendered
-    once for each template.
-    """
+    """Return whether a chat template shows tools, and whether it shows a system message. Cached per template."""
     with_tools = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
     tools = with_tools is not None and with_tools != _rendered_text(tokenizer)
     first_system, second_system = (
@@ -372,7 +372,7 @@ def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, 
 
 
 def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], **variables: Any) -> str | None:
-    """A short conversation as the chat template has it; None where the template fails, as it can in any way."""
+    """Return a short rendered conversation; None if the template raises any exception."""
     try:
         conversation = [*before, {"role": "user", "content": "Hello"}]
         return str(tokenizer.apply_chat_template(conversation, tokenize=False, **variables))
@@ -388,12 +388,12 @@ def _json(value: Any) -> str:
 
 
 def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> Constraint | None:
-    """Return the constraint of an output with calls, or with reasoning before text of a format, after a prompt (1,
-    length); None where neither is constrained. `prompted`: the prompt says how functions are called. Raise ApiError.
+    """Return the constraint of the output after a prompt (1, length) if it has calls, or reasoning before formatted
+    text; None if neither is constrained. `prompted`: the prompt describes how to call functions. Raise ApiError.
 
-    With an output format the output is either calls or text of that format: without that, a model whose every output
-    must have the format could never call a function. Reasoning that the prompt has begun comes before: all that the
-    format would hold is read as part of it.
+    With an output format, the output is either calls or text in that format; otherwise the format would rule out every
+    call. Reasoning that the prompt has begun is allowed before: without it in the grammar, all formatted output would
+    be parsed as reasoning.
     """
     tools, field = body.shown_tools or [], body.constrained_by or (body.constraint and body.constraint.field)
     if field is None:
@@ -418,19 +418,19 @@ def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, promp
 
 
 def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:
-    """Whether the output after a prompt may begin with reasoning."""
+    """Return whether the output after a prompt may begin with reasoning."""
     if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith("<think>"):
         return "begun"
     return "possible" if _reads_reasoning(loaded) or not prompted else "none"
 
 
 def _reads_reasoning(loaded: Loaded) -> bool:
-    """Whether reasoning is told apart from the rest of an output."""
+    """Return whether the parser separates reasoning from the rest of an output."""
     return not (response_template(loaded) or {"fields": {}})["fields"].keys().isdisjoint(REASONING)
 
 
 def family(loaded: Loaded) -> str | None:
-    """Return the name of how the model writes calls; None where it has none, or they could not be read."""
+    """Return the family of the model's call delimiters; None if it has none, or its calls cannot be parsed."""
     template = response_template(loaded)
     calls = (template or {}).get("fields", {}).get("tool_calls")
     if calls is None:

@@ -1,8 +1,8 @@
-"""Requests of the HTTP API as pydantic models: what all of them share, and a chat, into which the other forms of chats
-are converted. The requests of the other APIs stand in their modules in `api`, messages and tools in `conversation`.
+"""Requests of the HTTP API as pydantic models: the common fields, and the chat request, to which the other chat APIs
+are converted. Requests of the other APIs are defined in their modules in `api`; messages and tools in `conversation`.
 
-Clients send many fields by default that are only hints. A field that is unknown here is ignored, with one warning per
-field and process. A field that would change the meaning of the answer, and is not supported, is an error.
+Clients send many fields by default that are only hints. An unknown field is ignored, with one warning per field and
+process. An unsupported field that would change the meaning of the output is an error.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from .conversation import Message, Object, Part, ToolChoice, Tools, joined
 from .errors import ApiError, invalid, refusal, shown, warn_ignored
 
 MAX_CHOICES = 128
-"""Choices of one request, as in OpenAI's API."""
+"""Maximum number of choices per request, as in OpenAI's API."""
 MAX_ENTRIES = 1024
-"""Entries of a list that changes logits: each costs time at every step."""
+"""Maximum number of entries of a list that changes logits: each entry costs time at every step."""
 _MAX_STOP_IDS = 128
 
 Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
-"""Fields that are refused: the remedy, and values that ask for the default behaviour."""
+"""Rejected fields: the remedy, and the values that are accepted since they ask for the default behavior."""
 NonemptyText = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 AS_MANY_AS_FIT = BeforeValidator(lambda value: 2**31 - 1 if value == -1 else value)
-"""Reads -1 as llama.cpp and LM Studio do, where it stands for no limit."""
+"""Reads -1 as "no limit", like llama.cpp and LM Studio."""
 TokenLimit = Annotated[int, Field(ge=1), AS_MANY_AS_FIT]
 """Maximum number of output tokens."""
 _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
-"""Logits that are divided by a much smaller number become infinite."""
+"""Bounded, since logits divided by a much smaller number become infinite."""
 
 
 class Form(NamedTuple):
-    """A grammar to compile, as `grammar.compile.compiled` or, for the parts of an output, `grammar.parts` takes it."""
+    """A grammar to compile: arguments of `grammar.compile.compiled` or, for output parts, of `grammar.parts`."""
 
     kind: str
-    """A kind of `compiled`, or `parts`."""
+    """One of the kinds of `compiled`, or `parts`."""
     definition: Any
     strict: bool
 
@@ -65,7 +65,7 @@ class Constraint(NamedTuple):
 
 def _greedy_or_divisor(value: float) -> float:
     if value and not 1e-6 <= value <= 1e6:
-        raise ValueError(f"must be 0, which is greedy, or from 1e-06 to 1000000, got {value}")
+        raise ValueError(f"must be 0 (greedy) or from 1e-06 to 1000000, got {value}")
     return value
 
 
@@ -74,13 +74,13 @@ _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 
 def _stop_list(stops: str | list[str]) -> list[str]:
-    """Return stop strings as a list without empty ones, which clients send for none."""
+    """Return stop strings as a list without the empty strings, which clients send for "no stop string"."""
     return [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
 
 
 _Stop = Annotated[str, StringConstraints(max_length=128)]
 Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=64)], AfterValidator(_stop_list)]
-"""Stop strings as clients give them: a list, or one."""
+"""Stop strings: one string or a list."""
 
 
 class Fields(BaseModel):
@@ -106,9 +106,7 @@ class Fields(BaseModel):
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Return a value with floats that are whole numbers as integers, alone or in lists: JavaScript and some clients
-    write 5.0 for 5.
-    """
+    """Return a value with integral floats, also those in lists, as integers: some clients write 5.0 for 5."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return [_whole_numbers(item) for item in value] if isinstance(value, list) else value
@@ -125,8 +123,8 @@ class JsonSchema(BaseModel, extra="allow"):
 
 
 class OutputFormat(BaseModel, extra="allow"):
-    """An output format. A schema stands beside the type, or, as in OpenAI's chats, in `json_schema`; llama.cpp's
-    clients send one with `json_object` too.
+    """An output format. Its schema is in `schema` or, as in OpenAI's chat API, in `json_schema`; llama.cpp's clients
+    send a schema with `json_object` too.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -141,7 +139,7 @@ class OutputFormat(BaseModel, extra="allow"):
         return self
 
     def stated(self) -> Object:
-        """Return it as the client stated it."""
+        """Return the format as the client sent it."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
     @property
@@ -156,13 +154,13 @@ class OutputFormat(BaseModel, extra="allow"):
 
 
 class FormatOptions(Fields):
-    """The object that holds an output format in responses and messages."""
+    """The object that contains the output format in /v1/responses and /v1/messages."""
 
     format: OutputFormat | None = None
 
 
 def _schema_of(value: Any) -> Any:
-    """Return a schema that may come as JSON in a string."""
+    """Return a schema, parsed if it is a JSON string."""
     if not isinstance(value, str):
         return value
     try:
@@ -176,7 +174,7 @@ _Choices = Annotated[list[NonemptyText], Field(min_length=1, max_length=MAX_ENTR
 
 
 class StructuredOutputs(Fields):
-    """The output format as vLLM's clients state it: one of these."""
+    """The output format as vLLM's clients send it: exactly one of these fields."""
 
     unsupported: ClassVar[Unsupported] = {
         "structural_tag": ("use tools, or one of the other formats", ()),
@@ -206,30 +204,30 @@ class StructuredOutputs(Fields):
         if name == "json_":
             return Form("json_schema", value, False)
         if name == "choice":
-            # A string of JSON is one of the grammar too.
+            # A JSON string is also a valid string literal of the grammar.
             return Form(
                 "grammar", "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value), True
             )
         return Form(name, value, True)
 
 
-# How tokens are chosen
+# Sampling and stopping
 
 
 class Speculation(Fields):
-    """How far a request is drafted for; its output is the same."""
+    """Limits drafting for a request; the output is the same."""
 
     enabled: bool = True
     nodes: int | None = Field(None, ge=1)
 
 
 REFUSED: Unsupported = {
-    # Other ways to choose tokens
+    # Other sampling methods
     "allowed_token_ids": ("use logit_bias", ([],)),
     "bad_words": ("use logit_bias", ([],)),
     "do_sample": ("use temperature; 0 is greedy", ()),
     "use_beam_search": ("leave it out", (False,)),
-    "length_penalty": ("it is for beam search; leave it out", (1,)),
+    "length_penalty": ("it applies to beam search; leave it out", (1,)),
     "best_of": ("ask for n choices and choose", (0, 1)),
     "repeat_penalty": ("use repetition_penalty", (1,)),
     "no_repeat_ngram_size": ("leave it out", (0,)),
@@ -241,7 +239,7 @@ REFUSED: Unsupported = {
     ),
     "top_n_sigma": ("leave it out", (-1, 0)),
     "logits_processors": ("leave it out", ([],)),
-    # Other names and other ends
+    # Other names and stopping criteria
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), ("use max_tokens", (-1,))),
     "min_new_tokens": ("use min_tokens", (0,)),
     **dict.fromkeys(("stop_regex", "stop_words"), ("use stop", ("", []))),
@@ -268,43 +266,43 @@ REFUSED: Unsupported = {
     "generation_config": ("send its fields as those of this API", ()),
     "options": ("send its fields as those of the request", ({},)),
 }  # fmt: skip
-"""Fields of other servers that would change the output, with the remedy and the values that ask for nothing."""
+"""Fields of other servers that would change the output, with the remedy and the values that have no effect."""
 
 
 class Request(Fields):
-    """What all requests have in common: how tokens are chosen, and where the output ends."""
+    """The fields that all requests share: sampling, stopping, output format."""
 
-    model: str | None = Field(None, description="A name of the model; another one is not found (404).")
+    model: str | None = Field(None, description="Name of the model; any other name is an error (404).")
     temperature: _Temperature | None = Field(
-        None, ge=0, le=100, description="0 is greedy; absent: as the model's own configuration says."
+        None, ge=0, le=100, description="0 is greedy; default: the model's own generation configuration."
     )
     top_p: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Nucleus sampling, 0: the most likely token; without a temperature it samples too.",
+        description="Nucleus sampling threshold, 0: the most probable token; samples even without a temperature.",
     )
-    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
+    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most probable tokens; 0 and -1: from all.")
     min_p: float | None = Field(
-        None, ge=0, le=1, description="Drops tokens less likely than this share of the most likely one."
+        None, ge=0, le=1, description="Drops tokens less probable than this fraction of the top token."
     )
     seed: int | None = Field(
         None,
         ge=-(2**63),
         lt=2**63,
-        description="Equal seeds give equal outputs, in 16 bits with `--reproducible`; choice `i` has seed + `i`.",
+        description="Equal seeds give equal outputs, in 16 bits only with `--reproducible`; choice `i` has seed + `i`.",
     )
-    stream: bool | None = Field(None, description="Server-sent events.")
+    stream: bool | None = Field(None, description="Stream the output as server-sent events.")
     stop: Stops | None = Field(
         None,
         description="Up to 64 strings of up to 128 characters; the content ends before the first match.",
     )
-    include_stop_str_in_output: bool | None = Field(None, description="vLLM: the output ends with the stop string.")
+    include_stop_str_in_output: bool | None = Field(None, description="vLLM: the output includes the stop string.")
     frequency_penalty: float | None = Field(
         None, ge=-2, le=2, description="Subtracted from a token's logit for each occurrence in the output."
     )
     presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted once if the output has the token."
+        None, ge=-2, le=2, description="Subtracted once if the output contains the token."
     )
     logit_bias: (
         dict[
@@ -316,7 +314,7 @@ class Request(Fields):
     repetition_penalty: _Divisor | None = Field(
         None, description="Divides logits of tokens in the prompt or the output (CTRL)."
     )
-    min_tokens: int | None = Field(None, ge=0, description="vLLM: no end before this number of tokens.")
+    min_tokens: int | None = Field(None, ge=0, description="vLLM: minimum number of output tokens.")
     ignore_eos: bool | None = Field(None, description="vLLM: the model's end token does not end the output.")
     stop_token_ids: list[TokenId] | None = Field(
         None, max_length=_MAX_STOP_IDS, description="vLLM: token ids that end the output and are not shown."
@@ -332,7 +330,7 @@ class Request(Fields):
 
     unsupported: ClassVar[Unsupported] = REFUSED
     _format_field: str = PrivateAttr("response_format")
-    """What the API calls `response_format`."""
+    """The API's name of `response_format`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -352,7 +350,7 @@ class Request(Fields):
 
     @property
     def limit(self) -> int | None:
-        """The maximum number of output tokens that the request states."""
+        """The requested maximum number of output tokens."""
         return None
 
     @property
@@ -365,24 +363,24 @@ class Request(Fields):
 
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:
-        """`logit_bias` as a processor, for all choices of the request: it is costly to create."""
+        """`logit_bias` as a logits processor, shared by all choices because it is costly to create."""
         biases = [[[int(token)], value] for token, value in (self.logit_bias or {}).items()]
         return SequenceBiasLogitsProcessor(biases) if biases else None
 
     def ends(self, eos: int | list[int] | None, vocabulary: int) -> int | list[int] | None:
-        """Return the ids that end the output where `eos` are the model's own; raise ApiError for an unknown id."""
+        """Return the token ids that end the output, given the model's own `eos`; raise ApiError for an unknown id."""
         more = self.stop_token_ids or []
         if max(more, default=0) >= vocabulary:
             raise invalid("stop_token_ids", f"token ids must be < {vocabulary}, got {max(more)}")
         if not (more or self.ignore_eos):
             return eos
         own = [] if self.ignore_eos or eos is None else [eos] if isinstance(eos, int) else eos
-        # transformers falls back to the model's own where there are none: an id that no token has ends nothing.
+        # With no ids, transformers would fall back to the model's own. An id outside the vocabulary ends nothing.
         return [*own, *more] or [vocabulary]
 
 
 class StreamOptions(Fields):
-    """What a stream has besides its text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
@@ -392,7 +390,7 @@ class ChoicesRequest(Request):
 
     max_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of choices.")
-    stream_options: StreamOptions | None = Field(None, description="`include_usage`: usage in a last event.")
+    stream_options: StreamOptions | None = Field(None, description="`include_usage`: usage in a final event.")
 
     @property
     def limit(self) -> int | None:
@@ -405,14 +403,14 @@ class ChoicesRequest(Request):
 
 
 class Prediction(Fields):
-    """Text that the output is expected to repeat."""
+    """Text that the output is expected to match."""
 
     type: Literal["content"]
     content: str | list[Part]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return joined(self.content)
 
 
@@ -420,21 +418,21 @@ _TEMPLATE_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_tem
 
 
 def _variables_only(variables: Object) -> Object:
-    """Refuse arguments of `apply_chat_template`, above all another template."""
+    """Raise ValueError for arguments of `apply_chat_template`, such as another template."""
     if taken := sorted(_TEMPLATE_ARGUMENTS & variables.keys()):
-        raise ValueError(f"must name variables of the template, got {', '.join(taken)}")
+        raise ValueError(f"must name variables of the chat template, got {', '.join(taken)}")
     return variables
 
 
 class TemplatedRequest(Request):
-    """A request that goes through the chat template."""
+    """A request that is rendered with the chat template."""
 
     chat_template_kwargs: Annotated[Object, AfterValidator(_variables_only)] | None = Field(
         None, description="vLLM and transformers: variables of the chat template."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
     continue_final_message: bool | None = Field(
-        None, description="vLLM and transformers: the output continues the last message, the assistant's own."
+        None, description="vLLM and transformers: the output continues the last message, an assistant message."
     )
     add_generation_prompt: bool | None = Field(
         None, description="vLLM and transformers: false ends the prompt with the last message."
@@ -445,12 +443,16 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1, description="Text content only.")
-    max_completion_tokens: TokenLimit | None = Field(None, description="The same as `max_tokens`, before it.")
-    logprobs: bool | None = Field(None, description="Of the model itself, before penalties, temperature and cuts.")
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="With `logprobs`.")
-    prediction: Prediction | None = Field(None, description="Drafted from before all else; the model never reads it.")
+    max_completion_tokens: TokenLimit | None = Field(None, description="Same as `max_tokens`; takes precedence.")
+    logprobs: bool | None = Field(
+        None, description="Of the model itself, before penalties, temperature and truncation."
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Most probable tokens per position, with `logprobs`."
+    )
+    prediction: Prediction | None = Field(None, description="Expected output, drafted first; the model never reads it.")
     tools: Tools | None = Field(
-        None, description="Functions, shown by the chat template or in the system message; others are skipped."
+        None, description="Functions, shown by the chat template or in the system message; other types are skipped."
     )
     tool_choice: ToolChoice | None = Field(
         None, description="`auto`, `none`, `required`, a function, or `allowed_tools`."
@@ -460,7 +462,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     unsupported: ClassVar[Unsupported] = {
         **REFUSED,
         "echo": ("it is for /v1/completions", (False,)),
-        "add_special_tokens": ("the chat template writes them", (False,)),
+        "add_special_tokens": ("the chat template adds them", (False,)),
         "functions": ("use tools", ([],)),
         "function_call": ("use tool_choice", ("auto", "none")),
         "modalities": ("outputs are text", (["text"],)),
@@ -476,7 +478,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("add_generation_prompt", "must be false with continue_final_message")
         if self.continue_final_message and (role := self.messages[-1].role) != "assistant":
-            raise invalid("continue_final_message", f"needs a last message of the assistant, got role {role[:40]!r}")
+            raise invalid("continue_final_message", f"needs a last message with role 'assistant', got {role[:40]!r}")
         return self
 
     @property
@@ -485,16 +487,16 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
 
     @property
     def tool_mode(self) -> str:
-        """Whether functions are called: `auto`, `none`, `required`, or `named`, which is one call of one function."""
+        """Whether functions are called: `auto`, `none`, `required` or `named` (one call of a given function)."""
         return "auto" if self.tool_choice is None else self.tool_choice.mode
 
     @cached_property
     def shown_tools(self) -> list[Object] | None:
-        """The functions that the model is told of, as chat templates read them; None for none."""
+        """The functions shown to the model, in the form of chat templates; None if there are none."""
         mode, names = self.tool_mode, None if self.tool_choice is None else self.tool_choice.names
         tools = self.tools or []
         if names is not None and (unknown := {*names} - {tool.function.name for tool in tools}):
-            raise invalid("tool_choice", f"must name functions of tools, got {', '.join(sorted(unknown))[:80]!r}")
+            raise invalid("tool_choice", f"must name functions in tools, got {', '.join(sorted(unknown))[:80]!r}")
         chosen = [tool.shown() for tool in tools if names is None or tool.function.name in names]
         if mode == "required" and not chosen:
             raise invalid("tool_choice", "needs a function in tools, got none")
@@ -502,7 +504,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
 
     @property
     def constrained_by(self) -> str | None:
-        """The field that constrains tool calls; None where all is left to the model."""
+        """The field that constrains tool calls; None if calls are unconstrained."""
         if self.shown_tools is None:
             return None
         if self.tool_mode in ("required", "named"):
@@ -513,8 +515,8 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
 
 
 def chat_of(request: TemplatedRequest, format_field: str, **fields: Any) -> ChatRequest:
-    """Return a chat with the fields that a request shares with it, and these; the request states `response_format` as
-    `format_field`.
+    """Return a chat request with the shared fields of `request`, and `fields`. `format_field` is the request's own name
+    of `response_format`.
     """
     stated = TemplatedRequest.model_fields.keys() & request.model_fields_set
     shared = {name: getattr(request, name) for name in stated}

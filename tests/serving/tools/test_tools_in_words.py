@@ -46,9 +46,9 @@ def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
     assert why_prompted_tools(loaded) is None
     monkeypatch.setattr(tokenizer, "response_template", None)
-    assert why_prompted_tools(loaded) == "how this model writes calls is not known"
+    assert why_prompted_tools(loaded) == "this model's format of calls is unknown"
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    assert why_prompted_tools(loaded) == "the chat template shows none"
+    assert why_prompted_tools(loaded) == "the chat template shows no tools"
 
 
 def test_functions_are_listed_in_a_system_message():

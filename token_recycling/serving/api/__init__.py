@@ -1,1 +1,1 @@
-"""The APIs: each module converts the body of a request into generations, and their outputs into a response."""
+"""The APIs. Each module converts a request body into generations, and their outputs into a response."""

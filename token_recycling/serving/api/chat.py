@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: messages through the chat template, and outputs with reasoning and tool calls."""
+"""`POST /v1/chat/completions`: messages rendered with the chat template, outputs with reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def prepare(engine: Engine, body: ChatRequest, job: Job) -> ChatReply:
 
 
 async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Generation:
-    """Return what a chat asks to be generated; raise ApiError."""
+    """Return the generation that a chat asks for; raise ApiError."""
     loaded, tools = engine.loaded, body.shown_tools
     ids, prompted = await prompt_of(engine, body)
     parser = response_parser(loaded, ids, tools, prompted and tools is not None)
@@ -98,7 +98,7 @@ async def prompt_of(engine: Engine, body: ChatRequest) -> tuple[torch.Tensor, bo
     tokenizer, messages, tools = engine.loaded.tokenizer, body.messages, body.shown_tools
     if not getattr(tokenizer, "chat_template", None):
         message = (
-            "the model has no chat template, so that it cannot take messages; use /v1/completions, or start the server "
+            "the model has no chat template, so messages cannot be rendered; use /v1/completions, or start the server "
             "with --chat-template"
         )
         raise ApiError(400, message, "no_chat_template", "messages")

@@ -1,7 +1,7 @@
-"""What all APIs share: from a body to a `Generation`, and a response that is streamed or whole.
+"""Code shared by all APIs: converts a request body into a `Generation`, and sends a response, streamed or whole.
 
-An adapter is a module that is an `Api`. Its `Reply` has the generations of a request, and states their deltas as
-events, or their outputs as a whole.
+Each API is a module with the interface `Api`. Its `Reply` has the generations of a request, and formats their deltas as
+events or their outputs as one response.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ..output import Delta, Kind, Output, Piece, whole
 from ..protocol import ChoicesRequest, Constraint, Request
 
 Event = tuple[str, Any]
-"""Name, empty where the API has none, and data, None for the end of OpenAI's streams."""
+"""Name, empty if the API has no event names, and data, None for the end of OpenAI's streams."""
 _PING = 15.0
-"""Seconds between comments in a stream: clients and proxies close connections that stay silent."""
+"""Seconds between comments in an idle stream: clients and proxies close silent connections."""
 _SEND_TIMEOUT = 30.0
-"""Seconds for which a client may read nothing of a stream."""
+"""Seconds after which a stream ends if its client reads nothing."""
 _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
-"""Escaped in events, since clients that split text into lines take them for the end of one."""
+"""Escaped in events, since some clients treat these characters as line ends."""
 _LONGEST = 1024
-"""Output tokens where neither the request nor the context of the model sets a limit."""
+"""Maximum output tokens if neither the request nor the model's context sets a limit."""
 
 
 class Reply(Protocol):
-    """The response to a request as an API states it."""
+    """The response to a request in the format of an API."""
 
     generations: list[Generation]
 
@@ -59,7 +59,7 @@ class Reply(Protocol):
         ...
 
     def fail(self, error: dict[str, Any]) -> Iterable[Event]:
-        """Return the events that end a stream with an error, which has OpenAI's form."""
+        """Return the events that end a stream with an error, given in OpenAI's format."""
         ...
 
     def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Api(Protocol):
     """A module that serves an API."""
 
     PREFIX: str
-    """Of the ids of its responses."""
+    """Prefix of the ids of its responses."""
 
     async def prepare(self, engine: Engine, body: Any, job: Job) -> Reply:
         """Return the response to a request; raise ApiError."""
@@ -82,7 +82,7 @@ class Api(Protocol):
 
 
 async def events_of(engine: Engine, job: Job, reply: Reply) -> AsyncGenerator[bytes]:
-    """Yield a response as server-sent events; an error ends them with events that say so."""
+    """Yield a response as server-sent events. An error is reported in the last events."""
     try:
         for event in reply.begin():
             yield written(*event)
@@ -100,7 +100,7 @@ async def events_of(engine: Engine, job: Job, reply: Reply) -> AsyncGenerator[by
 
 
 async def whole_of(engine: Engine, job: Job, reply: Reply) -> dict[str, Any]:
-    """Return a whole response; raise what the generation raises."""
+    """Return a whole response; raise the errors of the generation."""
     deltas: list[list[Delta]] = [[] for generation in reply.generations for _ in range(generation.n)]
     async with contextlib.aclosing(engine.generate(job, reply.generations)) as arrivals:
         async for index, delta in arrivals:
@@ -114,12 +114,12 @@ def written(name: str, data: Any) -> bytes:
     return (f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n").encode()
 
 
-# At shutdown streams may finish within the grace period, and the engine ends those that do not.
+# At shutdown, streams may finish within the grace period; then the engine ends them.
 AppStatus.disable_automatic_graceful_drain()
 
 
 class EventStream(EventSourceResponse):
-    """Server-sent events of a job, with comments while nothing comes. The job ends with the stream."""
+    """Server-sent events of a job, with comments while the stream is idle. The job ends with the stream."""
 
     def __init__(self, job: Job, events: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
         self._job = job
@@ -141,16 +141,16 @@ class EventStream(EventSourceResponse):
             self._job.cancel()
 
 
-# What replies share
+# Shared parts of replies
 
 
 class ChoicesReply:
-    """Choices, as chats and completions state them."""
+    """Choices, in the format of chats and completions."""
 
     kind: ClassVar[str]
     """The field `object` of a whole response."""
     kind_of_event: ClassVar[str]
-    """That of an event."""
+    """The field `object` of an event."""
 
     def __init__(self, engine: Engine, job: Job, body: ChoicesRequest, generations: list[Generation]) -> None:
         self.generations, self._tokenizer = generations, engine.loaded.tokenizer
@@ -182,20 +182,20 @@ class ChoicesReply:
 
 
 class Parts:
-    """The parts of an output as they grow: text, reasoning and calls, in order. An API states them as objects of its
-    own, and says with events how they begin, grow and end.
+    """The parts of an output, built incrementally: text, reasoning and calls, in order. Each API has its own objects
+    for them, and events for their start, growth and end.
     """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        """The parts as the API states them."""
+        """The parts in the API's format."""
         self._kind: Kind | None = None
-        """Of the last part, while it grows."""
+        """Kind of the last part while it is open, else None."""
         self._texts: list[str] = []
-        """The text or the arguments of that part, in pieces."""
+        """The text or arguments of the open part, in pieces."""
 
     def push(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta."""
+        """Add a delta; yield its events."""
         for piece in delta.pieces:
             if piece.name is not None or piece.kind != self._kind:
                 yield from self.begin(piece)
@@ -204,13 +204,13 @@ class Parts:
                 yield self._growth(piece.kind, piece.text)
 
     def begin(self, piece: Piece) -> Iterator[Event]:
-        """Begin the part of a piece, without its text, and end the part before."""
+        """End the open part, and begin the part of a piece without its text."""
         yield from self.end()
         self._kind = piece.kind
         yield from self._beginning(piece)
 
     def end(self, status: str = "completed") -> Iterator[Event]:
-        """End the part that grows, if one does."""
+        """End the open part, if any."""
         if self._kind is not None:
             kind, text = self._kind, "".join(self._texts)
             self._kind = None
@@ -222,7 +222,7 @@ class Parts:
         raise NotImplementedError
 
     def _growth(self, kind: Kind, text: str) -> Event:
-        """Return the event of a text that is added to the last item."""
+        """Return the event for text added to the last item."""
         raise NotImplementedError
 
     def _ending(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
@@ -239,7 +239,7 @@ def output_of(
     config: GenerationConfig,
     new_parser: Callable[[], Any] | None = None,
 ) -> Output:
-    """Return the reader of an output as a body asks for it; `new_parser` creates the parser of its parts."""
+    """Return the reader of an output with the options of a body; `new_parser` creates the parser of its parts."""
     include_stop = bool(body.include_stop_str_in_output)
     return Output(tokenizer, config, new_parser, hidden=body.stop_token_ids, include_stop=include_stop)
 
@@ -259,10 +259,10 @@ async def generation_of(
     prediction: str | None = None,
     constraint: Constraint | None = None,
 ) -> Generation:
-    """Return what a body asks to be generated after a prompt (1, length); raise ApiError.
+    """Return the generation that a body asks for after a prompt (1, length); raise ApiError.
 
-    `field` has the prompt; `default_tokens`: maximum output tokens where the body has none, None for the context;
-    `constraint` takes the place of the body's own format.
+    `field`: name of the prompt's field; `default_tokens`: maximum output tokens if the body sets none, None for the
+    context length; `constraint` replaces the body's own output format.
     """
     config = config_of(body, engine, default_tokens)
     _limit(engine, job, ids.shape[-1], config, field)
@@ -291,8 +291,8 @@ async def generation_of(
 
 
 def config_of(body: Request, engine: Engine, default_tokens: int | None = None) -> GenerationConfig:
-    """Return the configuration that a request asks for; raise ApiError. What it leaves open is as the model's own
-    configuration says, but for transformers' default `top_k` of 50.
+    """Return the generation configuration of a request; raise ApiError. Fields that the request omits keep the values
+    of the model's own configuration, except transformers' default `top_k` of 50.
     """
     model = engine.loaded.model
     config = copy.deepcopy(model.generation_config)
@@ -324,8 +324,8 @@ def config_of(body: Request, engine: Engine, default_tokens: int | None = None) 
 
 
 def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, field: str) -> None:
-    """Count a prompt of that length, from that field of the request, and limit `config.max_new_tokens`; raise ApiError
-    for a prompt that is too long, and where more tokens are asked for than fit.
+    """Count a prompt of this length, and limit `config.max_new_tokens`. Raise ApiError, about the prompt's `field`, if
+    the prompt is empty or too long, or if `min_new_tokens` does not fit.
     """
     job.prompt_tokens += length
     settings, context = engine.settings, engine.loaded.context
@@ -335,7 +335,7 @@ def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, fiel
     limits = [settings.max_prompt_tokens, None if context is None else context - output]
     longest = min((limit for limit in limits if limit is not None), default=length)
     if length > longest:
-        # litellm and langchain recognize the error by these words of OpenAI and Anthropic.
+        # litellm and langchain recognize the error by OpenAI's and Anthropic's wording.
         message = (
             f"{field}: prompt is too long: {length} tokens > {longest} maximum; shorten it. This model's maximum "
             f"context length is {context or longest} tokens, and the prompt may have {longest} of them."
@@ -344,7 +344,7 @@ def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, fiel
     limits = [config.max_new_tokens, settings.max_new_tokens, None if context is None else context - length]
     config.max_new_tokens = min(limit for limit in limits if limit is not None)
     if (config.min_new_tokens or 0) > config.max_new_tokens:
-        fits = f"{config.max_new_tokens}, the tokens that fit"
+        fits = f"{config.max_new_tokens}, the number of tokens that fit"
         raise invalid("min_tokens", f"must be <= {fits}, got {config.min_new_tokens}")
 
 
@@ -354,11 +354,11 @@ def _check_bias(body: Request, vocabulary: int) -> None:
 
 
 def _predicted(engine: Engine, text: str) -> torch.Tensor:
-    """Return the tokens of a prediction; raise ApiError where the drafter does not draft from one."""
+    """Return the tokens of a prediction; raise ApiError if the drafter does not use predictions."""
     if not engine.pool.base.traits.predictions:
         raise invalid(
             "prediction",
-            f"the server's drafter, {engine.pool.base.name}, does not draft from predictions; start the server with "
+            f"the server's drafter, {engine.pool.base.name}, does not use predictions; start the server with "
             "--drafter recycling, or omit prediction",
         )
     ids = engine.loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]

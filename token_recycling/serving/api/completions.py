@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: the outputs that continue raw prompts."""
+"""`POST /v1/completions`: outputs that continue raw prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT_TOKENS = 16
 
 
 def _kind_of_prompt(prompt: Any) -> str | None:
-    """Return which of the kinds a prompt is meant to be, a list by its first entry; None for no kind."""
+    """Return the kind of a prompt, judged by the first entry of a list; None for an invalid prompt."""
     if isinstance(prompt, str):
         return "text"
     if not isinstance(prompt, list):
@@ -54,19 +54,17 @@ class CompletionRequest(ChoicesRequest):
     prompt: Prompt = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
     max_tokens: Annotated[int, Field(ge=0), AS_MANY_AS_FIT] | None = Field(
         None,
-        description="Maximum number of output tokens; 0, with `echo`: the prompt alone, scored with `logprobs`.",
+        description="Maximum number of output tokens; 0, with `echo`: only the prompt, scored with `logprobs`.",
     )
     echo: bool | None = Field(None, description="The output begins with the prompt.")
-    add_special_tokens: bool | None = Field(
-        None, description="vLLM: false adds no special tokens to a prompt that is text."
-    )
+    add_special_tokens: bool | None = Field(None, description="vLLM: false adds no special tokens to a text prompt.")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="Of the model itself, before penalties, temperature and cuts."
+        None, ge=0, le=5, description="Of the model itself, before penalties, temperature and truncation."
     )
 
     unsupported: ClassVar[Unsupported] = {
         **REFUSED,
-        "suffix": ("write the text to fill in as the model's own prompt for it", ("",)),
+        "suffix": ("write a fill-in-the-middle prompt in the model's own format", ("",)),
         "prompt_embeds": ("send text or token ids", ()),
     }
 
@@ -148,7 +146,7 @@ def _new_output(
 def _ids(engine: Engine, prompt: str | list[int], special: bool) -> torch.Tensor:
     if isinstance(prompt, str):
         ids = engine.loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
-        return ids.long()  # of an empty prompt they are floats
+        return ids.long()  # an empty prompt gives floats
     if max(prompt) >= engine.target.embedded:
         raise invalid("prompt", f"token ids must be < {engine.target.embedded}, got {max(prompt)}")
     return torch.tensor([prompt])

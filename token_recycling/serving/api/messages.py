@@ -1,6 +1,6 @@
-"""`POST /v1/messages`: Anthropic's API, so that its clients connect: a chat whose output is a list of content blocks.
+"""`POST /v1/messages`, for clients of Anthropic's API: a chat whose output is a list of content blocks.
 
-Its errors are those of the other paths, whose body has the fields of both APIs.
+Errors are the same as on other paths: their body has the fields of both APIs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PREFIX = "msg_"
 
 
 _OF_SERVER_TOOLS = re.compile(r"(?:server|mcp)_tool_use|\w+_tool_result|tool_reference")
-"""Types of blocks about tools that a server ran or searched: conversations that began elsewhere have some."""
+"""Types of blocks about tools that another server ran or searched earlier in the conversation."""
 
 
 def _known_block(block: Any) -> Any:
-    """Skip a block about a server's tools, with a warning."""
+    """Return the block; skip a block about server tools, with a warning."""
     if _OF_SERVER_TOOLS.fullmatch(kind := tag_of(block, "text")):
         warn_ignored(f"a block of type {kind}")
         raise PydanticOmit
@@ -50,7 +50,7 @@ _KNOWN = BeforeValidator(_known_block)
 
 
 class Source(BaseModel, extra="ignore"):
-    """Where the text of a document is: in `data`, or in blocks."""
+    """The text of a document: in `data`, or in blocks."""
 
     type: str
     data: str | None = None
@@ -58,7 +58,7 @@ class Source(BaseModel, extra="ignore"):
 
 
 class TextBlock(BaseModel, extra="ignore"):
-    """A block that is text: text itself, a document in plain text, or a search result."""
+    """A block with text: plain text, a text document, or a search result."""
 
     type: str
     text: str | None = None
@@ -67,7 +67,7 @@ class TextBlock(BaseModel, extra="ignore"):
     context: str | None = None
     content: str | list[Annotated[TextBlock, _KNOWN]] | None = None
     citations: dict[str, Any] | list[Any] | None = None
-    """Of a document, whether the output should cite it; of text, what it cites."""
+    """For a document: whether the output should cite it; for text: its citations."""
 
     @model_validator(mode="after")
     def _text_only(self) -> TextBlock:
@@ -97,7 +97,7 @@ class TextBlock(BaseModel, extra="ignore"):
         return _text_of(content)
 
     def _titled(self, text: str) -> str:
-        """Return a document after its title and context, apart from the text that follows."""
+        """Return a document's text after its title and context, with a line end that separates it from further text."""
         return "\n".join([*filter(None, (self.title, self.context)), text, ""])
 
 
@@ -128,19 +128,19 @@ class Block(TextBlock, extra="ignore"):
             raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
         if missing := [name for name in needed or () if getattr(self, name) is None]:
             raise ValueError(f"{missing[0]} is missing")
-        if self.is_error:  # chat templates know no such results
+        if self.is_error:  # chat templates cannot show errors
             warn_ignored("is_error")
         return self
 
 
 class Turn(BaseModel, extra="ignore"):
-    """A message of the user, of the assistant, or of the operator between them."""
+    """A message of the user or the assistant, or a system message among them."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Annotated[Block, _KNOWN]]
 
     def as_chat(self) -> list[dict[str, Any]]:
-        """Return messages of a chat: a tool's result is one of its own; reasoning is left out."""
+        """Return the turn as messages of a chat, with a separate message per tool result and without reasoning."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
@@ -159,7 +159,7 @@ class Turn(BaseModel, extra="ignore"):
 
 
 class MessagesTool(Fields):
-    """A function as Anthropic's API states it."""
+    """A function in the format of Anthropic's API."""
 
     name: FunctionName
     description: str | None = None
@@ -169,7 +169,7 @@ class MessagesTool(Fields):
     strict: bool | None = None
 
     def as_chat(self) -> Tool:
-        """Return the tool of a chat."""
+        """Return the function as a tool of a chat."""
         stated = {
             "description": self.description,
             "parameters": self.input_schema,
@@ -181,7 +181,7 @@ class MessagesTool(Fields):
 
 
 class MessagesToolChoice(BaseModel, extra="ignore"):
-    """The tools that may or must be called."""
+    """Which tools may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -198,7 +198,7 @@ class TokenCountRequest(TemplatedRequest):
     messages: list[Turn] = Field(min_length=1, description="Text, tool calls and their results.")
     system: str | list[Part] | None = Field(None, description="A system message before all others.")
     tools: list[Annotated[MessagesTool, only_of_type("custom")]] | None = Field(
-        None, description="Functions; tools that Anthropic runs are skipped."
+        None, description="Functions; tools that run on Anthropic's servers are skipped."
     )
     tool_choice: MessagesToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`.")
 
@@ -213,14 +213,14 @@ class TokenCountRequest(TemplatedRequest):
     }
 
     def as_chat(self, format_field: str = "", **more: Any) -> ChatRequest:
-        """Return the same request as a chat; it states the output format as `format_field`."""
+        """Return the request as a chat; `format_field` is its own name of the output format."""
         system = [{"role": "system", "content": joined(self.system)}] if self.system else []
         choice = self.tool_choice
         if choice is not None and choice.disable_parallel_tool_use:
             more["parallel_tool_calls"] = False
         messages = system + [message for turn in self.messages for message in turn.as_chat()]
         if self.messages[-1].role == "assistant" and self.continue_final_message is None:
-            # The output continues the last message: what clients prefill.
+            # The client has prefilled the last message; the output continues it.
             if "tool_calls" in messages[-1]:
                 raise invalid("messages", "the last message must not have tool_use without its tool_result after it")
             if messages[-1]["content"]:
@@ -241,9 +241,9 @@ class MessagesRequest(TokenCountRequest):
     """`POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1, description="Maximum number of output tokens.")
-    stop_sequences: Stops | None = Field(None, description="The same as `stop`.")
-    output_config: FormatOptions | None = Field(None, description="`format`: JSON of a schema.")
-    output_format: OutputFormat | None = Field(None, description="The same as `output_config.format`.")
+    stop_sequences: Stops | None = Field(None, description="Same as `stop`.")
+    output_config: FormatOptions | None = Field(None, description="`format`: JSON with a schema.")
+    output_format: OutputFormat | None = Field(None, description="Same as `output_config.format`.")
 
     @property
     def limit(self) -> int | None:
@@ -264,7 +264,7 @@ _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""The type of a delta, and its field with the text."""
+"""The type of a delta, and its text field."""
 
 
 class _Blocks(Parts):
@@ -291,7 +291,7 @@ class _Blocks(Parts):
             block["input"] = _input_of(text)
         else:
             block[block["type"]] = text
-        if kind == "reasoning":  # as Anthropic's own streams end one: clients may wait for it
+        if kind == "reasoning":  # clients may wait for it, since Anthropic's streams end reasoning so
             yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")
 
@@ -300,8 +300,8 @@ class _Blocks(Parts):
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object: those before the end of a call that was cut off. Malformed ones are
-    wrapped as Anthropic's documentation of fine-grained tool streaming recommends.
+    """Return the arguments of a call as an object; of a truncated call, the arguments before its end. Malformed
+    arguments are wrapped as Anthropic's documentation of fine-grained tool streaming recommends.
     """
     try:
         return dict(from_json(arguments or "{}", allow_partial=True))
@@ -319,7 +319,7 @@ class MessageReply:
         self._about = {"id": job.id, "type": "message", "role": "assistant", "model": engine.settings.name}
 
     def begin(self) -> Iterable[Event]:
-        """Return nothing: a message starts with the number of cached tokens, which the first token brings."""
+        """Return nothing: `message_start` has the number of cached tokens, which is known only with the first token."""
         return ()
 
     def push(self, index: int, delta: Delta) -> Iterable[Event]:

@@ -1,6 +1,6 @@
-"""`POST /v1/responses`: a chat whose output is a list of items: reasoning, text and function calls.
+"""`POST /v1/responses`: a chat whose output is a list of items (reasoning, text, function calls).
 
-Nothing is stored: the client sends a conversation whole each time. Reasoning in it is left out.
+Nothing is stored: the client sends the whole conversation each time. Reasoning in the conversation is ignored.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ class Item(BaseModel):
 
 _REFUSED_ITEMS = {
     "item_reference": "nothing is stored; send the item",
-    "compaction": "what it stands for is encrypted; send the items",
+    "compaction": "its content is encrypted; send the items",
     "additional_tools": "send them as tools",
 }
-"""Items without which the model would answer another conversation, and the remedy."""
+"""Items that cannot be skipped without changing the conversation, with the remedy."""
 _LOGPROBS = "message.output_text.logprobs"
 _CHAT = "use logprobs of /v1/chat/completions"
 
 
 def _known_item(item: Any) -> Any:
-    """Skip reasoning, and, with a warning, items of tools that are not functions."""
+    """Return the item; skip reasoning, and skip items of other tools than functions with a warning."""
     kind = tag_of(item, "message")
     if kind in _REFUSED_ITEMS:
         message = f"an input item of type {kind} is not supported: {_REFUSED_ITEMS[kind]}"
@@ -111,7 +111,7 @@ def _without_logprobs(included: list[str]) -> list[str]:
 
 
 class ReasoningOptions(Fields):
-    """How much the model reasons."""
+    """Reasoning options."""
 
     effort: NonemptyText | None = None
 
@@ -120,16 +120,16 @@ class ResponsesRequest(TemplatedRequest):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[Annotated[Item, BeforeValidator(_known_item)]], WrapValidator(_some_item)] = Field(
-        description="Text, or messages, calls and their outputs; reasoning is left out."
+        description="Text, or messages, calls and their outputs; reasoning is ignored."
     )
     instructions: str | None = Field(None, description="A system message before all others.")
     max_output_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
     tools: list[Annotated[Function, only_of_type("function")]] | None = Field(
-        None, description="Functions; others are skipped."
+        None, description="Functions; other types are skipped."
     )
     tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
-    reasoning: ReasoningOptions | None = Field(None, description="`effort`: the same as `reasoning_effort` of a chat.")
-    text: FormatOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
+    reasoning: ReasoningOptions | None = Field(None, description="`effort`: same as `reasoning_effort` of a chat.")
+    text: FormatOptions | None = Field(None, description="`format`: same as `response_format` of a chat.")
     include: Annotated[list[str], AfterValidator(_without_logprobs)] | None = Field(
         None, description="Ignored: outputs of tools that the server does not run, and encrypted reasoning."
     )
@@ -138,13 +138,15 @@ class ResponsesRequest(TemplatedRequest):
         **REFUSED,
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), ("use max_output_tokens", ())),
         "n": ("send several requests", (1,)),
-        **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ("send all of it as input", ("",))),
+        **dict.fromkeys(
+            ("previous_response_id", "conversation", "prompt"), ("send the whole conversation as input", ("",))
+        ),
         "background": ("leave it out", (False,)),
         "top_logprobs": (_CHAT, (0,)),
     }
 
     def as_chat(self) -> ChatRequest:
-        """Return the same request as a chat."""
+        """Return the request as a chat."""
         tools = [
             Tool(function=Function(**tool.model_dump(exclude={"type"}, exclude_unset=True)))
             for tool in self.tools or ()
@@ -161,7 +163,7 @@ class ResponsesRequest(TemplatedRequest):
         )
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Calls in a row, and the message before them, are one message."""
+        """Return the messages of a chat. Consecutive calls are merged with the assistant message before them."""
         written: list[dict[str, Any]] = []
         if self.instructions:
             written.append({"role": "system", "content": self.instructions})
@@ -183,7 +185,7 @@ _TEXTS: dict[Kind, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "reasoning": ("reasoning_text", {"type": "reasoning", "summary": []}, {}, {}),
     "text": ("output_text", {"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
 }
-"""The type of the one part of an item of text, and what the item, the part, and the events about it have."""
+"""For an item with text: the type of its only part, and extra fields of the item, the part and its events."""
 
 
 class _Items(Parts):
@@ -194,11 +196,11 @@ class _Items(Parts):
         self._numbers = itertools.count()
 
     def event(self, name: str, /, **data: Any) -> Event:
-        """Return the next event of a stream."""
+        """Return an event with the next sequence number."""
         return name, {"type": name, "sequence_number": next(self._numbers), **data}
 
     def complete(self, status: str) -> Iterator[Event]:
-        """End the output, whose last item has that status; one without items gets an empty message."""
+        """End the output; its last item gets `status`. An output without items gets an empty message."""
         if not self.items:
             yield from self.begin(Piece("text", ""))
         yield from self.end(status)
@@ -269,8 +271,8 @@ class ResponseReply:
 
     def end(self, usage: dict[str, Any]) -> Iterable[Event]:
         yield from self._output.complete(self._status)
-        # An incomplete response ends like a complete one: openai-python's stream helper and OpenAI's Agents SDK wait
-        # for this event, Codex takes `response.incomplete` for an error, and all of them read the status.
+        # An incomplete response also ends with this event. openai-python's stream helper and OpenAI's Agents SDK wait
+        # for it, Codex treats `response.incomplete` as an error, and all of them read the status.
         yield self._output.event("response.completed", response=self._complete(usage))
 
     def fail(self, error: dict[str, Any]) -> Iterable[Event]:
@@ -324,11 +326,11 @@ _USUAL: dict[str, Any] = {
     "service_tier": "default",
     "top_logprobs": 0,
 }
-"""Fields that the Open Responses specification requires of a response, where nothing is asked or known."""
+"""Defaults of fields that the Open Responses specification requires of a response."""
 
 
 def _echo(body: ResponsesRequest, config: GenerationConfig) -> dict[str, Any]:
-    """Return the fields of the request that its response repeats, with the values that hold where it has none."""
+    """Return the request fields that the response echoes, with defaults for absent fields."""
     usual: dict[str, Any] = {"type": "function", "description": None, "parameters": None, "strict": None}
     choice = body.tool_choice
     text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.stated()

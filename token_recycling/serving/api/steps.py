@@ -1,15 +1,15 @@
-"""`POST /v1/token_recycling/steps`: a text step by step, as it is generated, with the draft tree of each step.
+"""`POST /v1/token_recycling/steps`: an output streamed step by step, with the draft tree of each step.
 
-The same API key, limits, isolation and cancellation as every other request. The body is JSON:
+API key, limits, isolation and cancellation are those of all other requests. The body is JSON:
 
 | field | meaning |
 |---|---|
-| `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
-| `drafter` | `accelerated` (default): the server's; `untrained`: a new one; `plain`: none; one of `--offer` |
+| `prompt` or `messages` | a text to continue, or a chat, rendered with the chat template |
+| `drafter` | `accelerated` (default): the server's; `untrained`: a new copy; `plain`: none; or one of `--offer` |
 | `response_format` | as in /v1/chat/completions |
-| `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/chat/completions |
+| `max_tokens`, `seed`, `stop`, and all sampling parameters | as in /v1/chat/completions |
 
-The answer is a stream of server-sent events, each with a name and JSON:
+The response is a stream of server-sent events, each with a name and JSON data:
 
     event: start   {"id", "model", "prompt_tokens"}
     event: step    {"index", "seconds", "tokens", "texts", "accepted", "path", "forced",
@@ -17,14 +17,14 @@ The answer is a stream of server-sent events, each with a name and JSON:
     event: end     {"text", "finish_reason", "usage"}
     event: error   {"error": {"message", "type", "param", "code"}}
 
-`start` comes at once, while the request may still wait for its turn. `seconds` counts from the end of the prefill, so
-that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts` what each adds to the
-text, nothing while a character is not complete: put together, with the `text` of `end`, they are the whole text. The
-first `accepted` of them were drafted; the others, one as a rule, are the model's own. `draft` is the tree: of every
-node the parent (-1 for the root, which is the newest token of the text before), the token and its text; `path` names
-the accepted nodes, the root first; `forced` says of each token whether its grammar left no choice of characters.
-`usage` is that of /v1/completions. The last event is `end` or `error`. A client that disconnects ends the generation.
-What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
+`start` is sent immediately, even while the request is queued. `seconds` counts from the end of the prefill, so that
+drafters can be compared. `tokens` are the ids that the step emitted, and `texts` the text that each token adds, empty
+while a character is incomplete. All `texts`, followed by the `text` of `end`, are the whole output. The first
+`accepted` tokens were drafted; the others, usually one, are the model's own. `draft` has the parent of every node (-1
+for the root, the newest token before the step), its token and its text. `path` lists the accepted nodes, the root
+first. `forced` has a flag per token: whether the grammar left no choice of characters. `usage` is that of
+/v1/completions. The last event is `end` or `error`. Disconnecting ends the generation. A request that is rejected
+before the stream begins gets a status (400, 401, 413, 429, 503) and the JSON of `error`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StepsRequest(Request):
 
 
 async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
-    """Return what a request asks to be generated; raise ApiError."""
+    """Return the generation that a request asks for; raise ApiError."""
     tokenizer = engine.loaded.tokenizer
     if body.messages is not None:
         field, (ids, _) = "messages", await prompt_of(engine, ChatRequest.model_validate({"messages": body.messages}))
@@ -86,7 +86,7 @@ async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
 
 
 async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGenerator[bytes]:
-    """Yield the steps as server-sent events; an error ends them with an event that says so."""
+    """Yield the steps as server-sent events. An error is reported in the last event."""
     tokenizer, index = engine.loaded.tokenizer, 0
     unreported = deque[Delta]()
     try:
@@ -108,7 +108,7 @@ async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGe
 
 def _reported(unreported: deque[Delta], drafter: Drafter, put: Callable[[dict[str, Any]], None]) -> Drafter:
     def report(step: Step, seconds: float) -> None:
-        # A step that an error ended was not delivered.
+        # The tokens of a step that an error ended were not delivered.
         texts = [unreported.popleft().of("text") for _ in step.tokens if unreported]
         put({**_plain_values(step, seconds), "texts": texts})
 
@@ -116,7 +116,7 @@ def _reported(unreported: deque[Delta], drafter: Drafter, put: Callable[[dict[st
 
 
 def _plain_values(step: Step, seconds: float) -> dict[str, Any]:
-    """Return the data of a step event as plain values: the logits must not be kept alive."""
+    """Return the data of a step event as plain values, so that the step's logits are freed."""
     return {
         "seconds": round(seconds, 6),
         "tokens": step.tokens,
@@ -128,9 +128,7 @@ def _plain_values(step: Step, seconds: float) -> dict[str, Any]:
 
 
 class StepReporter(Drafter):
-    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
-    read.
-    """
+    """Wraps a drafter, and calls `on_step` with every observed step and the seconds since the end of the prefill."""
 
     def __init__(self, inner: Drafter, on_step: OnStep) -> None:
         self._inner, self._on_step = inner, on_step
@@ -178,7 +176,7 @@ class _ReportedText(SequenceDrafter):
 
 
 def _forced(step: Step) -> list[bool]:
-    """Return for each emitted token whether the grammar allowed no other."""
+    """Return for each emitted token whether the grammar left no choice of characters."""
     state, forced = None if step.grammar_states is None else step.grammar_states[0], []
     for token in step.tokens:
         forced.append(state is not None and (state.single or bool(state.forced)))

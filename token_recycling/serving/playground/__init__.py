@@ -1,16 +1,15 @@
-"""The page at `/`: text as it is generated, a race against plain decoding, and the draft tree of any step.
+"""The page at `/`: streams generated text, races drafting against plain decoding, and shows the draft tree of any step.
 
-Plain HTML, CSS and JavaScript modules beside this file, served as they are. The page loads nothing from other servers,
-and its headers forbid it. Texts are set as text, never as markup, which the headers enforce too
-(`require-trusted-types-for`). The page itself needs no API key; its requests do.
+Static HTML, CSS and JavaScript modules next to this file. The page loads nothing from other servers, and never inserts
+text as markup; its headers enforce both (`Content-Security-Policy`). The page itself needs no API key; its requests do.
 
-| file | has |
+| file | contents |
 |---|---|
-| `main.js` | what happens when something is generated, raced, stopped or selected |
+| `main.js` | the actions: generate, race, stop, choose a step |
 | `api.js`, `form.js` | requests to the server; the form |
-| `run.js`, `verdict.js` | one generated text with its figures; two of them compared |
-| `lane.js`, `explorer.js`, `tree.js`, `replay.js` | a text, the strip of steps, the draft tree, a race replayed |
-| `dom.js` | elements and texts |
+| `run.js`, `verdict.js` | one generated text with its metrics; the comparison of two |
+| `lane.js`, `explorer.js`, `tree.js`, `replay.js` | a text, the strip of steps, the draft tree, the replay of a race |
+| `dom.js` | helpers for elements and text |
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _FILES = {path.name: path for path in Path(__file__).parent.iterdir() if path.su
 
 
 def router(engine: Engine) -> APIRouter:
-    """The page, its files, and what it shows about the server."""
+    """Return the routes of the page, its files, and its description of the server."""
     routes = APIRouter()
 
     @routes.get("/")
@@ -55,7 +54,7 @@ def router(engine: Engine) -> APIRouter:
 
     @routes.get("/v1/token_recycling/about")
     async def about(key: User) -> dict[str, Any]:
-        """The model, its limits, and the drafters that may be chosen."""
+        """Return the model, its limits, and the available drafters."""
         settings, model = engine.settings, engine.loaded.model
         limits = [limit for limit in (settings.max_new_tokens, engine.loaded.context) if limit is not None]
         return {
