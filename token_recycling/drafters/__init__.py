@@ -1,1 +1,1 @@
-"""One drafter a file; the file's name is the drafter's name. CONTRIBUTING.md shows how to add one."""
+"""One file per drafter, named like the drafter. CONTRIBUTING.md shows how to add one."""

@@ -1,8 +1,8 @@
 """The interface of drafters: they propose the next tokens and learn from verified steps.
 
-A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it.
-The class holds options and what was learned, and serves any number of concurrent calls; state of one sequence is in the
-`SequenceDrafter` that it starts. Needs and abilities are declared in `DrafterTraits`, so the loop never checks names.
+A drafter is a file in `token_recycling/drafters/`, or a folder if it has several parts, with one `Drafter` class in it.
+The class has the options and the learned state, and serves any number of concurrent calls. The state of one sequence is
+in the `SequenceDrafter` that it starts. `DrafterTraits` declares needs and abilities, so the loop never checks names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..grammar.statistics import GrammarStatistics
 
 PREDICTED = "predicted_tokens"
-"""Key of `statistics`: output tokens that the predicted output contained."""
+"""Key of `statistics`: output tokens that matched the predicted output."""
 
 
 @dataclass(frozen=True)
@@ -30,110 +30,110 @@ class DrafterTraits:
     """Needs and abilities of a drafter."""
 
     states: Callable[[int], Sequence[int]] | None = None
-    """Which hidden states it needs of every token, of the prompt and of each step (`Step.states`), given the target's
-    number of layers. Numbered as in transformers: i is the input of layer i, the number of layers the output of the
-    final norm (`model.hidden.last_state`).
+    """Indices of the hidden states that it needs of every token, of the prompt and of each step (`Step.states`), given
+    the target's number of layers. Numbered as in transformers: i is the input of layer i, the number of layers the
+    output of the final norm (`model.hidden.last_state`).
     """
     on_host: bool = False
-    """Drafts on the host: on an accelerator `Context.tokens` is not copied there."""
+    """Whether drafting runs on the host: on an accelerator `Context.tokens` is not copied to the device."""
     top_k: int = 0
-    """Most probable tokens after every node that it reads by `step.top(k)`; 0 for none."""
+    """Number of most probable tokens after every node that it reads with `step.top(k)`; 0 for none."""
     predictions: bool = False
-    """Drafts from predicted output, if the caller gives any (`SequenceDrafter.predict`)."""
+    """Whether it drafts from predicted output, if the caller provides any (`SequenceDrafter.predict`)."""
     within_grammars: bool = False
-    """Drafts within the grammar state `Context.state` itself; other drafts are cut and completed by the loop."""
+    """Whether it drafts within the grammar state `Context.state`; other drafts are cut and completed by the loop."""
     grammar_statistics: GrammarStatistics | None = None
-    """What targets choose within grammars, kept for all sequences; None: each sequence has its own."""
+    """Statistics of the target's choices within grammars, shared by all sequences; None: each sequence has its own."""
     nodes: int | Literal["auto"] | None = None
-    """How many nodes of its drafts are verified besides the root, the most probable ones; auto: as many as pay, and
-    drafting is disabled where it would slow decoding; None: all. `Context.budget` says how many to propose.
+    """Number of drafted nodes to verify, the most probable ones. auto: as many as pay, with drafting disabled where it
+    would slow decoding; None: all. `Context.budget` limits the number of proposed nodes.
     """
     assumed_nodes: int = 1
-    """Assumed size of earlier drafts before anything is learned: of larger ones fewer are tried where nodes are
+    """Assumed size of past drafts before anything is learned: a larger size means fewer attempts where nodes are
     expensive.
     """
     samples: bool = False
-    """May sample draft tokens where the output is sampled (`Draft.sampled_from`)."""
+    """Whether it may sample draft tokens when the output is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False
-    """A `fork` that has learned nothing drafts only from its sequence and the budget: no clock and no other sequence
-    matters.
+    """Whether drafts of an untrained `fork` depend only on its sequence and the budget: on no clock and no other
+    sequence.
     """
     begins_anew: bool = False
-    """Every output depends on its request alone: costs are fixed, nothing cached of other sequences is used, and the
-    prompt is read the same way whether the first token is streamed or not.
+    """Whether every output must depend on its request alone: costs are fixed, nothing cached from other sequences is
+    used, and the prompt is read in the same way whether or not the first token is streamed.
     """
 
     def states_read(self, target: Target) -> tuple[int, ...]:
-        """Return the numbers of the hidden states that it needs of a target; () for none."""
+        """Return the indices of the hidden states that it needs of a target; () for none."""
         return () if self.states is None else tuple(self.states(target.config.num_hidden_layers))
 
 
 class SequenceDrafter:
-    """Drafts for one sequence, in one thread at a time, from its own state and the context. It leaves the target's
-    cache alone; the root of a draft is the context's last token.
+    """Drafts for one sequence, in one thread at a time, from its own state and the context. It never touches the
+    target's cache; the root of a draft is the context's last token.
     """
 
     pass_cost: float | None = None
-    """Of a drafter that runs a model: time of its forward pass relative to one of the target, until it is measured."""
+    """For a drafter that runs a model: cost of its forward pass relative to the target's, until measured."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        """The drafter that started it. What its drafts took and gave is kept with that."""
+        """The drafter that started it, which stores the times and outcomes of its drafts."""
 
     def predict(self, tokens: torch.Tensor) -> None:
-        """Take predicted output after the prompt, tokens (n,): a source of drafts that the target never reads.
+        """Use predicted output after the prompt, tokens (n,), as a source of drafts; the target never reads them.
 
-        Called at most once, before the first `draft`, and only where `traits.predictions` is true.
+        Called at most once, before the first `draft`, and only if `traits.predictions` is true.
         """
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        """Take the target's hidden states (n, states * hidden), those named in the traits concatenated, at the n
-        next uncached tokens before the prompt's last one.
+        """Read the target's hidden states (n, states * hidden), those named in the traits concatenated, at the next n
+        uncached tokens before the prompt's last one.
 
-        Called for each piece in which the prompt is read, before the first `observe`. Not called for families that
-        leave some of them out or read long prompts their own way.
+        Called for each piece in which the prompt is read, before the first `observe`. Not called for model families
+        that omit some of these states or read long prompts in their own way.
         """
 
     def draft(self, context: Context) -> Draft:
-        """Return a tree of tokens to verify; a lone root where there is nothing to propose.
+        """Return a tree of tokens to verify; a lone root if there is nothing to propose.
 
-        Called once per step, but not where drafting is disabled, nor for a first token that must not wait. A drafter
-        that runs a model asks `context.budget.pays` before each of its passes.
+        Called once per step, except where drafting is disabled or the first token must not wait. A drafter that runs a
+        model calls `context.budget.pays` before each of its passes.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once per step, when the cache has kept the accepted nodes. The draft is a
-        lone root where none was asked for: in the first step, if that reads a prompt alone, and where none would pay.
+        """Learn from a verified draft; called once per step, after the cache kept the accepted nodes. The draft is a
+        lone root if `draft` was not called: in a first step that only reads a prompt, or where drafting would not pay.
 
         In a fused drafter `step.draft` has nodes of other parts too and may lack some of its own: find nodes by their
         tokens, as `Draft.places_in` does, not by number.
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Return counts since the last call, summed in `Stats.drafter_statistics`; called when a sequence ends."""
+        """Return counts since the last call, summed in `Stats.drafter_statistics`; called at the end of a sequence."""
         return {}
 
     def describe(self) -> str:
-        """Return one line for a person: what was chosen and why."""
+        """Return a one-line description: what was chosen and why."""
         return self.drafter.describe()
 
 
 class Drafter(SequenceDrafter):
     """Proposes tokens and learns from verified steps.
 
-    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from sequence to
-    sequence (*hot start*); concurrent calls may learn at once. One without state per sequence defines `draft` itself;
-    any other defines `start`.
+    Subclasses are dataclasses; their public fields are options. A drafter may keep its learned state across sequences
+    (*hot start*); concurrent calls may learn simultaneously. A drafter without state per sequence defines `draft`; any
+    other defines `start`.
     """
 
     name: ClassVar[str] = ""
-    """The file's name; set here for drafters of this package, by `registry` for those of others."""
+    """The file's name; set here for drafters of this package, by the registry for those of other packages."""
     unnamed: ClassVar[str] = ""
-    """The option that may be written without `NAME=`, if any."""
+    """The option that may be given without `NAME=`, if any."""
 
     def __init__(self) -> None:
-        """Do nothing: for subclasses that are no dataclasses and have no `__init__`."""
+        """Do nothing; for subclasses that are not dataclasses and have no `__init__`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -143,7 +143,7 @@ class Drafter(SequenceDrafter):
 
     @property
     def drafter(self) -> Drafter:  # type: ignore[override]
-        """Itself, where it drafts for its sequences."""
+        """The drafter itself, if it drafts for its sequences."""
         return self
 
     @property
@@ -152,31 +152,31 @@ class Drafter(SequenceDrafter):
         return DrafterTraits()
 
     def warm_up(self, device: torch.device) -> None:
-        """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
+        """Compile the code for drafting for a target on `device`; called when a model is accelerated."""
 
     def fit(self, target: Target) -> None:
-        """Load what drafts for a target and check it: called when a model is accelerated. Raises ValueError if it
-        cannot draft for the target.
+        """Load and check everything that drafting for a target needs; called when a model is accelerated. Raises
+        ValueError if the drafter cannot draft for the target.
         """
 
     def fit_again(self, target: Target) -> None:
-        """Do the same for a target that has changed since; calls with it are left to `generate` after a ValueError."""
+        """Do the same for a changed target; after a ValueError its calls run through transformers' `generate`."""
         self.fit(target)
 
     def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
-        """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
+        """Return the drafter of a new sequence: `prompt` (length,) int64 on the target's device. Check options against
         the target here.
         """
         return self
 
     def fork(self) -> Drafter:
-        """Return a drafter with the same options and knowledge that learns independently. Read-only parts, such as a
-        draft model, may be shared.
+        """Return a drafter with the same options and learned state that learns independently. Read-only parts, such as
+        a draft model, may be shared.
         """
         return copy.deepcopy(self)
 
     def describe(self) -> str:
-        """Return one line for a person: the drafter and its options."""
+        """Return a one-line description of the drafter and its options."""
         return self.name
 
 

@@ -1,6 +1,6 @@
 """The drafters with their options, as plain values.
 
-Everything about a drafter is read from its class: the fields of the dataclass and the strings under them.
+All information about a drafter comes from its class: the fields of the dataclass and the docstrings below them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ._registry import check_name, drafter_class, drafter_names
 
 
 def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return name, summary and options of the named drafters, or of all; for one that cannot be imported, the reason
-    instead. Raises ValueError for an unknown name.
+    """Return name, summary and options of the named drafters, or of all. A drafter that cannot be imported has the
+    reason as its summary. Raises ValueError for an unknown name.
     """
     entries = []
     for name in names or ():
@@ -35,7 +35,7 @@ def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def drafter(name: str, made_by: type[Drafter]) -> dict[str, Any]:
-    """One drafter; `made_by` is its class."""
+    """Return the entry of one drafter; `made_by` is its class."""
     hints, docs = typing.get_type_hints(made_by), field_docs(made_by)
     options = [
         {"name": option, "type": spelled(hints[option]), "default": _default(field), "summary": docs.get(option, "")}
@@ -45,7 +45,7 @@ def drafter(name: str, made_by: type[Drafter]) -> dict[str, Any]:
 
 
 def field_docs(made_by: type) -> dict[str, str]:
-    """The first paragraph of the string under each field of a class, as one line; inherited fields too."""
+    """Return the first paragraph of the docstring below each field of a class, as one line; inherited fields too."""
     docs = {}
     for base in reversed(made_by.__mro__[:-1]):
         try:
@@ -60,7 +60,7 @@ def field_docs(made_by: type) -> dict[str, str]:
 
 
 def spelled(hint: Any) -> str:
-    """Return a type as a user writes values of it: the words of a Literal, else the names of the types."""
+    """Return a type as users write its values: the words of a Literal, else the names of the types."""
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     every = kinds_of(hint)

@@ -1,10 +1,10 @@
-"""Drafters by name, and as a user writes them: `NAME:OPTION=VALUE,...`.
+"""Drafters by name, and as users write them: `NAME:OPTION=VALUE,...`.
 
 A drafter is a file or a folder in `token_recycling/drafters/` with one `Drafter` class in it. Its name is the drafter's
 name, and the dataclass fields are its options, in Python and on the command line: `recycling:k=16,tree=paper`. Other
-packages add theirs through the entry point group `token_recycling.drafters`.
+packages add drafters through the entry point group `token_recycling.drafters`.
 
-Names are found without importing a drafter, so that a shell that completes them does not wait for torch.
+Names are listed without importing a drafter, so that shell completion does not wait for torch.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from ._base import Drafter
 
 ENTRY_POINTS = "token_recycling.drafters"
-"""The group in which other packages name theirs."""
+"""The entry point group for drafters of other packages."""
 
 
 def drafter_names() -> list[str]:
-    """Names of all drafters, the package's own first."""
+    """Return the names of all drafters, the package's own first."""
     ours = own_names()
     return ours + sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - set(ours))
 
 
 @functools.cache
 def own_names() -> list[str]:
-    """Names of the package's own drafters; modules whose name begins with an underscore are no drafters."""
+    """Return the names of the package's own drafters; modules whose name starts with an underscore are excluded."""
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     return sorted(name for name in names if not name.startswith("_"))
 
 
 def drafter_class(name: str) -> type[Drafter]:
-    """Return the drafter class of that name; raises ValueError with all names."""
+    """Return the drafter class of that name; raises ValueError that lists all names."""
     from ._base import Drafter
 
     check_name(name)
@@ -58,14 +58,14 @@ def drafter_class(name: str) -> type[Drafter]:
 
 
 def check_name(name: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
-    """Raise ValueError, with all names, for an unknown drafter; `others`: further names to list."""
-    # Those of other packages come last: looking for them reads the metadata of all that is installed.
+    """Raise ValueError, listing all names, for an unknown drafter; `others`: further names to list."""
+    # Other packages come last: finding their drafters reads the metadata of every installed package.
     if name not in own_names() and name not in drafter_names():
         raise ValueError(f"unknown {what} {name!r}; known are {', '.join([*others, *drafter_names()])}")
 
 
 def check_spec(spec: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
-    """Raise ValueError for an unknown drafter, or for written options that it does not have. See `check_name`."""
+    """Raise ValueError for an unknown drafter, or for options in the text that it does not have. See `check_name`."""
     name, _, text = spec.partition(":")
     check_name(name, what, others)
     if text:
@@ -73,7 +73,7 @@ def check_spec(spec: str, what: str = "drafter", others: Sequence[str] = ()) -> 
 
 
 def _of_another_package(name: str) -> type[Drafter]:
-    """Return the drafter class that another installed package registers by that name; raises ValueError."""
+    """Return the drafter class that another installed package registers under that name; raises ValueError."""
     from ._base import Drafter
 
     points = metadata.entry_points(group=ENTRY_POINTS, name=name)
@@ -93,11 +93,11 @@ def _of_another_package(name: str) -> type[Drafter]:
 
 
 def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = False, **options: Any) -> Drafter:
-    """Return a drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one already made.
+    """Return a drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or from an instance.
     `reproducible`: it starts fresh for every sequence and measures nothing (docs/exactness.md).
 
-    Raises ValueError or TypeError for an unknown drafter or option, a missing required option or a value of the wrong
-    type, and for a drafter that cannot be reproducible.
+    Raises ValueError or TypeError for an unknown drafter or option, a missing required option, a value of the wrong
+    type, or a drafter that cannot be reproducible.
     """
     from ._base import Drafter
 
@@ -111,7 +111,7 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(
-                f"options need a drafter's name, got a made drafter and {', '.join(options)}; set them when making it"
+                f"options need a drafter's name, got a Drafter and {', '.join(options)}; set them when creating it"
             )
         return spec
     if not isinstance(spec, str):
@@ -122,5 +122,5 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
 
 
 def _read_options(kind: type[Drafter], text: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a drafter class, from what was written after its name and from values."""
+    """Return the arguments of a drafter class, from the text after its name and from keyword values."""
     return read_options(kind, kind.name, written_options(kind.name, text, kind.unnamed, options_of(kind)), options)

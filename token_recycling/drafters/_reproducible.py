@@ -1,8 +1,8 @@
-"""A drafter that starts fresh for every sequence, so that equal requests give equal outputs in 16 bits too.
+"""A drafter that starts fresh for every sequence, so that equal requests give equal outputs in 16-bit types too.
 
-The other rows of a forward pass decide how the sums of a node are rounded: how many there are, and in which slots its
-ancestors are. In 16 bits near-ties then resolve differently. So drafts must follow from the sequence alone: nothing
-learned from others, nothing measured (`loop.pacer`). Cost: what would have been learned.
+The other rows of a forward pass affect the rounding of a node's sums: their number, and the slots of the node's
+ancestors. In 16 bits near-ties then resolve differently. So drafts must depend on the sequence alone: nothing is
+learned from other sequences, nothing is measured (`loop.pacer`). Cost: the benefit of learning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._base import Drafter, DrafterTraits, SequenceDrafter
 
 @dataclass
 class Reproducible(Drafter):
-    """Starts a fork of its drafter as it was at first, for every sequence."""
+    """Starts a fork of the original drafter for every sequence."""
 
     base: Drafter
 

@@ -2,10 +2,10 @@
 
 Timor et al., *Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies*
 (2502.05202): draft only tokens that are in both vocabularies (token-level intersection). transformers drafts chains
-this way, for one sequence; here sequences, trees and graphs are drafted by the rules of `draft_model`, as far as they
+this way, for one sequence. Here sequences, trees and graphs are drafted by the rules of `draft_model`, as long as they
 pay, for every sequence of a batch. The translation is transformers' own.
 
-Cost: that of `draft_model`, and a row of the target's vocabulary for each node that is followed.
+Cost: that of `draft_model`, and a row over the target's vocabulary for each expanded node.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Translation:
     """Translation between the tokens of a target and of a draft model, by `AssistantToTargetTranslator` of
     transformers.
 
-    Tokens in both vocabularies are translated one to one; only these are drafted. A target token that the other
-    vocabulary lacks is read as the tokens of its letters; a prompt is tokenised again.
+    Tokens in both vocabularies are translated one to one; only these are drafted. A target token that the draft model's
+    vocabulary lacks is read as the tokens of its text; a prompt is tokenized again.
     """
 
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: Target) -> None:
-        """`theirs`: the target's tokenizer, `ours`: the draft model's. Raises ValueError where no token is shared."""
+        """`theirs`: the target's tokenizer, `ours`: the draft model's. Raises ValueError if they share no token."""
         self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
         translated = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
         self.shared = {token: own for token, own in translated.items() if token < target.vocab_size}
@@ -51,12 +51,12 @@ class Translation:
         self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
 
     def prompt(self, tokens: torch.Tensor) -> list[int]:
-        """Return a whole sequence (length,), tokenised again."""
+        """Return a whole sequence (length,), tokenized again."""
         return self._begin + self._spelt(self._letters(tokens.tolist()))
 
     def one(self, before: int, token: int) -> list[int]:
-        """Return a target token after another one as draft-model tokens: the same token, or those of its letters, if it
-        has any.
+        """Return a target token after the token `before` as draft-model tokens: the shared token, or the tokens of its
+        text, if it has any.
         """
         if token in self.shared:
             return [self.shared[token]]
@@ -91,7 +91,7 @@ class TranslatedReader(Reader):
         """Target tokens translated so far."""
 
     def _own(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Return `sequence` (length,) in draft-model tokens; it continues the last one."""
+        """Return `sequence` (length,) in draft-model tokens; it must continue the previous one."""
         translation, new = self._translation, list[int]()
         if self._translated:
             for before, token in pairwise(sequence[self._translated - 1 :].tolist()):
@@ -106,7 +106,7 @@ class TranslatedReader(Reader):
         return self._buffer[: self._length]
 
     def reach(self, sequence: torch.Tensor) -> int:
-        """Return the same; 0 too where nothing can be read, such as delimiters without letters."""
+        """Return the same; also 0 if nothing can be read, for example only special tokens without text."""
         return super().reach(sequence) if len(self._own(sequence)) else 0
 
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ class TranslatedReader(Reader):
 
 @dataclass
 class Assistant(DraftModelOption, CausalDrafter):
-    """Drafts with a second model that has another tokenizer."""
+    """Drafts with a second model that has a different tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
     """The target's tokenizer; None: the one saved with it."""
@@ -136,7 +136,7 @@ class Assistant(DraftModelOption, CausalDrafter):
         return draft
 
     def _translation(self, target: Target, draft: Target) -> Translation:
-        """Return the translation for a target, made once; raises ValueError where a tokenizer is missing or wrong."""
+        """Return the translation for a target, created once; raises ValueError if a tokenizer is missing or wrong."""
         return self._translations.of(target, lambda: self._new_translation(target, draft))
 
     def _new_translation(self, target: Target, draft: Target) -> Translation:

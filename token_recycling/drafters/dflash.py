@@ -1,9 +1,9 @@
 """DFlash: an assistant that denoises a block of tokens in one pass (`DFlashTokenCandidateGenerator` of transformers).
 
 The assistant reads hidden states of some of the target's layers. From a block of the newest token and masks it predicts
-all positions at once, independently of each other. Besides transformers' chain of best tokens there is a tree: the
-candidates of a position below every candidate of the one before, grown best first. Drafts are chosen, not sampled, so
-sampled outputs are exact.
+all positions at once, independently of each other. In addition to transformers' chain of best tokens there is a tree,
+grown best first: the candidates of a position are children of every candidate of the preceding one. Drafts are
+deterministic, so sampled outputs are exact.
 
 Cost per step: one pass of the assistant over a block, and the target's output layer on it.
 """
@@ -35,12 +35,12 @@ _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
 
 @dataclass
 class DFlash(StatesDrafter[PreTrainedModel]):
-    """Drafts a block at once with a DFlash assistant that was trained for the target."""
+    """Drafts a block at once with a DFlash assistant trained for the target."""
 
     model: str | PreTrainedModel
     """The assistant: a local folder or a hub name; in Python also a model."""
     tree: str | int = "auto"
-    """auto: at each step as many nodes as pay, by the assistant's probabilities; a number of them; or chain:N, rank
+    """auto: at each step as many nodes as pay, by the assistant's probabilities; a number of nodes; or chain:N, rank
     paths, or a file of them.
     """
     k: int = 8
@@ -50,7 +50,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         needed(DFlashTokenCandidateGenerator, "the drafter dflash")
         check_at_least(1, self, "k")
         self.config = _config_of(self.model)
-        """The assistant's."""
+        """The assistant's configuration."""
         self.template = template_from(self.tree)
         positions = self.config.block_size - 1
         self.check_template(positions, f"{positions} layers, one a place of a block,")
@@ -60,7 +60,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         return DrafterTraits(states=self.states_of, nodes=self.nodes)
 
     def states_of(self, layers: int) -> list[int]:
-        """Return the states after the layers that the assistant's configuration names."""
+        """Return the indices of the states after the layers named in the assistant's configuration."""
         return [number + 1 for number in self.config.target_layer_ids]
 
     def start(self, prompt: torch.Tensor, target: Target) -> DFlashSequence:
@@ -110,7 +110,7 @@ def _config_of(model: str | PreTrainedModel) -> Any:
 
 
 def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
-    """Return a target's embedding without its norm: transformers would remove the norm from the target, for all
+    """Return a target's embedding without its norm: transformers would remove the norm from the target itself, for all
     threads.
     """
     if not hasattr(embedding, "embed_norm"):

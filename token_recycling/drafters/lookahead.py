@@ -1,16 +1,16 @@
-"""Lookahead decoding (Fu et al., 2402.02057): the target guesses far ahead while it decodes, by Jacobi iteration.
+"""Lookahead decoding (Fu et al., 2402.02057): the target guesses later tokens by Jacobi iteration while it decodes.
 
-A window of W columns and N - 1 levels holds guesses at the tokens to come: column i of level l is the one that the
-l-th iteration made for the position i + l after the root. Every step makes a new level from the last one, collects one
-n-gram a column, and drops the oldest level; the window moves on by one position. A pool keeps, for each token, the G
-n-grams beginning with it that were seen last; those of the newest token are verified in the same forward pass.
+A window of W columns and N - 1 levels contains guesses at future tokens: column i of level l is the guess of the l-th
+iteration for the position i + l after the root. Every step computes a new level from the last one, collects one n-gram
+per column, and drops the oldest level; the window moves on by one position. A pool keeps, for each token, the G most
+recent n-grams that start with it; those of the newest token are verified in the same forward pass.
 
-The published mask is a tree. A cell sees the sequence, level 0 up to its own column, and its column up to its own
-level: its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is
-the cell to its left, column 0 of level 0 being the root. A guess is a branch of the root. A window cell may be accepted
+The published mask is a tree. A cell attends to the sequence, to level 0 up to its own column, and to its column up to
+its own level. So its parent is the cell of the preceding level and position; for a cell of level 0, the cell to its
+left, column 0 of level 0 being the root. An n-gram of the pool is a branch of the root. A window cell may be accepted
 like any node, if its path is what the target emits.
 
-Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree.
+Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where branches coincide.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 Ngram = tuple[int, ...]
 _MOST_NODES = 1024
-"""Most nodes of a draft: mask and logits take memory for each."""
+"""Maximum nodes of a draft: mask and logits take memory for each."""
 
 
 @dataclass
 class Lookahead(Drafter):
-    """Drafts n-grams that the target's own guesses at later positions have made."""
+    """Drafts n-grams collected from the target's own guesses at later positions."""
 
     window: int = 7
     """W: positions guessed in parallel."""
     ngram_size: int = 5
     """N: tokens of an n-gram, of which N - 1 are drafted; the window has N - 1 levels."""
     guesses: int = 7
-    """G: n-grams kept for each token, and drafted after it."""
+    """G: n-grams kept per token, and drafted after it."""
     pool_from_prompt: bool = False
     """Add the n-grams of prompt and output to the pool."""
 
@@ -69,14 +69,13 @@ class LookaheadSequence(SequenceDrafter):
 
     def __init__(self, drafter: Lookahead, prompt: list[int]) -> None:
         super().__init__(drafter)
-        # Level 0 starts with tokens of the prompt, chosen by a generator of its own: the draft is the same in every
-        # run,
-        # and no random number of the output is used.
+        # Level 0 starts with prompt tokens sampled by a separate generator: drafts are the same in every run, and no
+        # random number of the output is consumed.
         columns = drafter.window + drafter.ngram_size - 3
         self.pool = Pool(drafter.guesses)
         self._window = Window(drafter.ngram_size, random.Random(0).choices(prompt, k=columns))
         self._learned = 0
-        """Start of the first n-gram of the sequence that is not in the pool."""
+        """Start of the first n-gram of the sequence that is not in the pool yet."""
         self._draft: Draft | None = None
 
     def draft(self, context: Context) -> Draft:
@@ -96,7 +95,7 @@ class LookaheadSequence(SequenceDrafter):
             return
         places, newest = draft.places_in(step.draft), self._window.newest
         nodes = [place for place in (places[node] for node in newest) if place is not None]
-        # Cut at the length limit, or left out where this drafter is a part of another.
+        # Cut at the length limit, or dropped by a fused drafter.
         if len(nodes) < len(newest):
             return
         for gram in self._window.advance(_choices(step.logits, nodes)):
@@ -111,14 +110,14 @@ def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
 
 
 class Pool:
-    """The n-grams seen last after each token: at most `most`, without the token itself."""
+    """The n-grams seen most recently after each token: at most `most`, without the token itself."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._grams: dict[int, dict[Ngram, None]] = {}
 
     def add(self, gram: Ngram) -> None:
-        """Add `gram`, its first token included; the one unseen for longest is dropped where the pool is full."""
+        """Add `gram`, its first token included; a full pool drops the least recently seen one."""
         grams = self._grams.setdefault(gram[0], {})
         grams.pop(gram[1:], None)
         grams[gram[1:]] = None
@@ -136,22 +135,22 @@ class Pool:
 
 
 class Window:
-    """The last N - 1 Jacobi iterations, and the nodes of their cells in the draft."""
+    """The last N - 1 Jacobi iterations, and the draft nodes of their cells."""
 
     def __init__(self, ngram_size: int, first: Iterable[int]) -> None:
         """`first`: guesses at the tokens after the root, columns + ngram_size - 3 of them.
 
-        While levels are missing, no n-gram is complete and no level is dropped; level 0 is longer by as many tokens at
-        first, since the window moves by one position per step.
+        Until all levels exist, no n-gram is complete and no level is dropped. So level 0 is initially longer by as many
+        tokens, since the window moves by one position per step.
         """
         self.levels = [[0, *first]]
-        """Tokens by level and column; the first is the root."""
+        """Tokens by level and column; the first token is the root."""
         self._full = ngram_size - 1
         self.newest: list[int] = []
-        """Nodes of the last level, by column."""
+        """Nodes of the newest level, by column."""
 
     def plant(self, draft: DraftBuilder, guesses: Sequence[Ngram]) -> None:
-        """Add all guesses, the pool's first, as children of their predecessors."""
+        """Add all guesses, those of the pool first, as children of their predecessors."""
         self.levels[0][0] = draft.tokens[0]
         ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]
         columns, deepest = len(self.levels[0]), len(self.levels[0]) + len(self.levels) - 2
@@ -166,7 +165,7 @@ class Window:
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:
-        """Append the target's choices after the last level as the next level; return the n-grams that it completes."""
+        """Append the target's choices after the newest level as the next level; return the completed n-grams."""
         if len(self.levels) < self._full:
             self.levels = [level[1:] for level in [*self.levels, choices]]
             return []

@@ -1,21 +1,21 @@
 """Medusa-1: heads on the target's last hidden state predict the next tokens (Cai et al., 2401.10774).
 
-The hidden state of the last accepted node gave the newest token. The heads give candidates for the tokens
-after it, head k for depth k; those of one head are the children of every candidate of the head before (section 2.1.1).
-Which combinations are verified is decided once, by how often each head's candidates were right in training (section
-2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the sequence and is not
-here.
+The hidden state of the last accepted node produced the newest token. The heads predict candidates for the tokens after
+it, head k for depth k; the candidates of one head are children of every candidate of the preceding head (section
+2.1.1). The combinations to verify are chosen once, by the accuracy of each head's candidates in training (section
+2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the output and is not
+implemented.
 
-Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree.
-Nothing is drafted in a first step that reads the prompt too: its hidden states are not known yet.
+Cost per step: the heads, mostly another pass of the target's output layer; some microseconds per node for the tree. A
+first step that also reads the prompt drafts nothing: its hidden states are not known yet.
 
-Heads (section 2.1): a head is a residual block x + SiLU(Wx + b), W and b zero at first, and an output
-layer that begins as the target's. With such output layers (`own_output`) four heads on the shipped target are as large
-as the target itself. So by default a head's output layer is the target's times a learned square matrix that begins as
-the identity: all heads are one more product with weights that are read once. The matrix is needed: SiLU hardly goes
-below zero, so that the block alone could not subtract what the hidden state says about the next token.
+Heads (section 2.1): a head is a residual block x + SiLU(Wx + b), with W and b initially zero, and an output layer
+initialized as the target's. With such output layers (`own_output`) four heads on the shipped target are as large as the
+target itself. So by default a head's output layer is the target's times a learned square matrix, initially the
+identity: all heads together are one more product with weights that are read once. The matrix is needed: SiLU hardly
+goes below zero, so the block alone could not subtract what the hidden state predicts for the next token.
 
-Cost of a draft: the square matrices, and the output layer on a row for each head.
+Cost of a draft: the square matrices, and the output layer on one row per head.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KIND = "medusa"
 
 
 class MedusaHeads(torch.nn.Module):
-    """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
+    """`heads` heads of `blocks` residual blocks each, on hidden states of one width."""
 
     def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
         """`output` (vocabulary, width) is copied into an output layer per head; None: share the target's."""
@@ -56,7 +56,7 @@ class MedusaHeads(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
         self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
         self.shares_output = output is None
-        """Whether the target's output layer follows the heads."""
+        """Whether the target's output layer is applied after the heads."""
         output = torch.eye(width) if output is None else output.detach().float()
         self.output = torch.nn.Parameter(output.repeat(heads, 1, 1))
 
@@ -84,7 +84,7 @@ class SavedHeads:
 
     heads: MedusaHeads
     accuracy: list[list[float]]
-    """For each head how often its candidate of each rank was the target's token, on held-out outputs."""
+    """For each head, the accuracy of its candidate of each rank on held-out outputs."""
     facts: dict[str, Any]
 
 
@@ -95,13 +95,13 @@ def save_heads(
     accuracy: Sequence[Sequence[float]],
     **facts: Any,
 ) -> None:
-    """Write `medusa.safetensors` and `medusa.json`, in the type of `heads`."""
+    """Write `medusa.safetensors` and `medusa.json`, in the dtype of `heads`."""
     described = {"heads": heads.heads, "own_output": not heads.shares_output, "accuracy": accuracy, **facts}
     save_part(folder, KIND, heads.state_dict(), model, described)
 
 
 def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
-    """Return heads from a folder; raises TrainedPartError for a damaged one, FileNotFoundError if there are none."""
+    """Return heads from a folder; raises TrainedPartError for a damaged folder, FileNotFoundError if there are none."""
     tensors, facts = load_part(folder, KIND)
     weight, output, accuracy = tensors.get("weight"), tensors.get("output"), facts.get("accuracy")
     if (
@@ -131,10 +131,10 @@ class Medusa(StatesDrafter[MedusaHeads]):
     """Drafts with trained heads on the target's last hidden state."""
 
     heads: str | Path
-    """Folder made by `token-recycling train medusa` for this target."""
+    """Folder written by `token-recycling train medusa` for this target."""
     tree: str | int = "auto"
-    """auto (as many nodes as pay at each step, by the heads' probabilities) or a number of nodes; static: a fixed tree
-    sized for this machine; static:N: N nodes; rank paths, or a file of them.
+    """auto: as many nodes as pay at each step, by the heads' probabilities; a number of nodes; static: a fixed tree
+    sized for this machine; static:N: a fixed tree of N nodes; rank paths, or a file of them.
     """
     k: int = 10
     """Candidates per head."""
@@ -148,7 +148,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
         check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
-        """Accuracy of each head's candidates, as measured in training."""
+        """Accuracy of each head's candidates, measured in training."""
         kind, _, number = str(self.tree).rpartition(":")
         if kind == _STATIC and number.isdigit() and int(number):
             self.template = tree_of(islice(best_paths(self.accuracy), int(number)))
@@ -175,7 +175,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
 
 
 class MedusaSequence(SequenceDrafter):
-    """Predictions of the heads for one sequence."""
+    """The heads' predictions for one sequence."""
 
     drafter: Medusa
 
@@ -183,11 +183,11 @@ class MedusaSequence(SequenceDrafter):
         super().__init__(drafter)
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None
-        """(hidden,): the state of the last accepted node, from which the newest token was chosen."""
+        """(hidden,): the hidden state of the last accepted node, which produced the newest token."""
         read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
         self.pass_cost = read / target.model.num_parameters()
         self._template = drafter.template
-        """The tree that is filled; None where it grows, and until the first draft where it is sized for the machine."""
+        """The tree to fill; None if it grows, and until the first draft if it is sized for the machine."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
         if len(states):
@@ -208,7 +208,7 @@ class MedusaSequence(SequenceDrafter):
         return replace(draft, probabilities=None) if static else draft
 
     def _static(self, budget: Budget) -> Template:
-        """Return the tree of as many nodes as pay by the accuracy that was measured in training."""
+        """Return the tree with as many nodes as pay by the accuracy measured in training."""
         paths = list(islice(best_paths(self.drafter.accuracy), budget.nodes))
         return tree_of(paths[: best_size([gain for gain, _ in paths], budget.times)[0]])
 

@@ -1,9 +1,9 @@
-"""MTP: layers that come with the target predict the tokens after the next one (`MtpModel` of transformers).
+"""MTP: layers shipped with the target predict the tokens after the next one (`MtpModel` of transformers).
 
-The first layer reads the target's last hidden state and the token chosen from it, and predicts the token after; each
-further layer continues, and beyond the last one its own output is fed back, as in vLLM and SGLang. transformers drafts
-one token per layer, for one sequence; here the runners-up of every position are drafted too, as siblings of the best
-token, as many as pay. Drafts are chosen, not sampled, so sampled outputs are exact.
+The first layer reads the target's last hidden state and the token chosen from it, and predicts the token after. Each
+further layer continues; beyond the last layer, its own output is fed back, as in vLLM and SGLang. transformers drafts
+one token per layer, for one sequence; here the runners-up of every position are also drafted, as siblings of the best
+token, as many as pay. Drafts are deterministic, so sampled outputs are exact.
 
 Cost per step: a pass of every layer and of the target's output layer, and one more per further position.
 """
@@ -32,7 +32,7 @@ _PIECE = 512
 
 @dataclass
 class Mtp(StatesDrafter[MtpModel]):
-    """Drafts with the MTP layers of the target."""
+    """Drafts with the target's own MTP layers."""
 
     layers: str | MtpModel = _OWN
     """own: use the target checkpoint's MTP layers; in Python also a MtpModel."""
@@ -41,7 +41,7 @@ class Mtp(StatesDrafter[MtpModel]):
     k: int = 4
     """Candidates per position; 1 for a chain."""
     depth: int = 4
-    """Maximum number of positions; beyond the number of layers the last one reads its own output."""
+    """Maximum number of positions; beyond the number of layers the last layer reads its own output."""
 
     def __post_init__(self) -> None:
         needed(MtpModel, "the drafter mtp")
@@ -49,7 +49,7 @@ class Mtp(StatesDrafter[MtpModel]):
         check_auto_or_nodes(self, "tree")
         if isinstance(self.layers, str) and self.layers != _OWN:
             raise ValueError(
-                f"layers must be {_OWN}, those in the files of the target, or in Python a MtpModel, got {self.layers!r}"
+                f"layers must be {_OWN} (those in the target's files) or, in Python, a MtpModel, got {self.layers!r}"
             )
 
     @property
@@ -89,7 +89,7 @@ def _own_layers(target: Target) -> MtpModel:
 
 
 def _tied(layers: MtpModel, target: Target) -> MtpModel:
-    """Return the layers with the embedding and the output layer of the target; a copy if they have others."""
+    """Return the layers with the target's embedding and output layer; a copy if they have others."""
     ours, theirs = target.config.hidden_size, layers.config.hidden_size
     if ours != theirs:
         raise ValueError(f"MTP layers must have the target's width, {ours}, got {theirs}; give those made for it")
@@ -103,11 +103,11 @@ def _tied(layers: MtpModel, target: Target) -> MtpModel:
 
 
 class MtpReader(PendingStates):
-    """One sequence as the layers read it, and the chain that they predict after it.
+    """Reads one sequence with the layers, and predicts a chain after it.
 
-    A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
-    position later, the last of which are drafted. So the cache entries of the last rows, one less than there are
-    layers, are dropped before the next pass and read again: such states (n, hidden) stay pending.
+    A row is a hidden state of the target and the token after it; every further layer reads the same rows with the
+    tokens one position later, the last of which are drafted. So the cache entries of the last rows, one fewer than
+    there are layers, are dropped before the next pass and read again: these states (n, hidden) stay pending.
     """
 
     def __init__(self, layers: MtpModel, prompt: int) -> None:
@@ -119,11 +119,11 @@ class MtpReader(PendingStates):
         self._cache = MtpCache(config=self._layers.config)
         self._cache.activate_past_recording()
         self._surplus, self._beyond = 0, 0
-        """Cache rows that will be dropped, and rows of the last layer after them."""
+        """Cache rows to drop before the next pass, and rows of the last layer after them."""
 
     @torch.no_grad()
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Return logits (layers, vocabulary) of the tokens after `sequence` (length,), each after the best before."""
+        """Return logits (layers, vocabulary) of the tokens after `sequence` (length,), each after the best so far."""
         states = self.taken()
         while True:
             self._forget()
@@ -153,7 +153,7 @@ class MtpReader(PendingStates):
         return torch.cat([self._layer(number) for number in range(len(self._layers.layers))])
 
     def _layer(self, number: int) -> torch.Tensor:
-        """Return logits (1, vocabulary) of a layer after the last row; the next one reads rows one position later."""
+        """Return logits (1, vocabulary) of a layer after the last row; the next layer reads rows one position later."""
         self._hidden = self._layers.forward_layer(
             number, self._hidden, self._positions, self._cache, input_ids=self._tokens
         )
@@ -174,7 +174,7 @@ class MtpReader(PendingStates):
 
 
 class MtpSequence(StatesSequence):
-    """Predictions of the layers for one sequence."""
+    """The layers' predictions for one sequence."""
 
     drafter: Mtp
 
@@ -199,8 +199,8 @@ class MtpSequence(StatesSequence):
 
 
 def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
-    """Return the draft of all candidates (positions, k), those of a position below the best one of the position
-    before.
+    """Return the draft of all candidates (positions, k), those of a position as children of the best one of the
+    preceding position.
     """
     positions, k = candidates.shape
     best = np.append(0, np.arange(1, k * positions, k))[:positions]

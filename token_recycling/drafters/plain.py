@@ -1,4 +1,4 @@
-"""Plain autoregressive decoding: every draft is a lone root. The baseline of every comparison, in the same loop."""
+"""Plain autoregressive decoding: every draft is a lone root. The baseline of all comparisons, run by the same loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): copy from the prompt.
 
-The last 3, then 2, then 1 tokens are looked up in the sequence; the tokens after their first occurrence are the draft,
+The last 3, then 2, then 1 tokens are looked up in the sequence; the tokens after their first occurrence form the draft,
 one branch. Drafts equal those of transformers' `prompt_lookup_num_tokens`, without its search of the whole sequence.
 
 Cost per step: one dictionary entry per new token and n-gram size, and at most 3 look-ups.
@@ -17,7 +17,7 @@ from ..trees.draft import Context, Draft
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _MOST = 16
-"""Most tokens of an n-gram: every size has an entry per token."""
+"""Maximum tokens of an n-gram: every size has an entry per token."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class PromptLookup(Drafter):
     num_tokens: int = 10
     """Maximum number of drafted tokens."""
     max_matching_ngram_size: int = 3
-    """Longest n-gram to look up; shorter ones follow where it has no match."""
+    """Longest n-gram to look up; shorter ones are tried if it has no match."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
@@ -50,14 +50,14 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSequence(SequenceDrafter):
-    """The n-grams of one sequence, by where each ended first."""
+    """The n-grams of one sequence, with the end of their first occurrences."""
 
     drafter: PromptLookup
 
     def __init__(self, drafter: PromptLookup) -> None:
         super().__init__(drafter)
         self._ends: dict[tuple[int, ...], int] = {}
-        """For each n-gram the number of tokens up to the end of its first occurrence."""
+        """For each n-gram, the number of tokens up to the end of its first occurrence."""
         self._indexed = 0
         """Tokens of the sequence whose n-grams are in the index."""
 

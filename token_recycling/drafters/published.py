@@ -1,8 +1,8 @@
-"""Token Recycling as published (Luo et al., 2408.08696): the candidates of earlier steps are the draft.
+"""Token Recycling as published (Luo et al., 2408.08696): drafts consist of the candidates of earlier steps.
 
-Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
+Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2). After it, the top-k
 candidates at every node, rejected ones included, overwrite the rows of their tokens (section 3.3). There is no
-training, and the matrix is kept from sequence to sequence.
+training, and the matrix is kept across sequences.
 
 Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
 """
@@ -34,13 +34,13 @@ class Published(Drafter):
     """Drafts from the adjacency matrix."""
 
     k: int = 8
-    """Candidates kept after every token."""
+    """Candidates kept per token."""
     tree: str | Template = "paper"
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
-    """Which node wins where a token is at several: last, first or unordered."""
+    """Which node wins if a token occurs at several: last, first or unordered."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
-    """The adjacency matrix; made with the first sequence."""
+    """The adjacency matrix; created with the first sequence."""
 
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
@@ -73,7 +73,7 @@ class Published(Drafter):
         return PublishedSequence(self, self.prepare(target))
 
     def prepare(self, target: Target) -> AdjacencyMatrix:
-        """Return the matrix for this target: an empty one where the vocabulary has another size than before."""
+        """Return the matrix for this target: an empty one if the vocabulary size has changed."""
         with self._making:
             matrix = fitting(self.matrix, target.vocab_size)
             self.matrix = matrix or AdjacencyMatrix(target.vocab_size, self.k, target.device)
@@ -85,7 +85,7 @@ class Published(Drafter):
 
 
 class PublishedSequence(SequenceDrafter):
-    """One sequence that drafts from the matrix and fills it."""
+    """One sequence that drafts from the matrix and updates it."""
 
     drafter: Published
 
@@ -105,17 +105,17 @@ class PublishedSequence(SequenceDrafter):
 
 
 class AdjacencyMatrix:
-    """After every vocabulary token the k candidates that the model computed last (Token Recycling, section 3.1):
-    `candidates` (vocab_size, k) int32, best first, zero where nothing was learned.
+    """For every vocabulary token, the k candidates that the model computed last after it (Token Recycling, section
+    3.1): `candidates` (vocab_size, k) int32, best first, zero if nothing was learned.
 
-    It is kept from query to query (*hot start*), and takes vocabulary x k x 4 bytes: 1 MB for 32,000 tokens and k = 8.
-    The row of a token is overwritten whenever it was verified anywhere in a tree. Reading and writing n rows takes a
-    few tensor operations, without synchronizing with the device.
+    The matrix is kept across requests (*hot start*), and takes vocabulary x k x 4 bytes: 1 MB for 32,000 tokens and k =
+    8. The row of a token is overwritten whenever the token was verified anywhere in a tree. Reading and writing n rows
+    takes a few tensor operations, without synchronizing with the device.
     """
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
         check_sizes(vocab_size, k)
-        with torch.inference_mode(False):  # updated within inference mode and outside, wherever it was made
+        with torch.inference_mode(False):  # updated both within and outside inference mode
             self.storage = torch.zeros(vocab_size + 1, k, dtype=torch.int32, device=device)
             """(vocab_size + 1, k): the last row is shared by prompt ids that have an embedding but no output."""
 
@@ -134,7 +134,7 @@ class AdjacencyMatrix:
 
     @property
     def filled(self) -> torch.Tensor:
-        """(vocab_size,) bool: rows that were learned."""
+        """(vocab_size,) bool: learned rows."""
         return self.candidates.any(dim=1)
 
     @property
@@ -157,8 +157,8 @@ class AdjacencyMatrix:
 
     def fill(self, template: Template, root: torch.Tensor) -> torch.Tensor:
         """Return the tokens (n,) int64 of a template: `root` (1,), and for every other node the candidate of its rank
-        after its parent (Token Recycling, section 3.2). On a CPU node by node, since an operation costs more than a
-        small layer.
+        after its parent (Token Recycling, section 3.2). On a CPU it is filled node by node: an operation costs more
+        than a small layer.
         """
         if self.storage.device.type == "cpu":
             cells, tokens, last = self.storage.numpy().data, root.tolist(), self.vocab_size
@@ -168,7 +168,7 @@ class AdjacencyMatrix:
         return self.fill_by_layers(template, root)
 
     def fill_by_layers(self, template: Template, root: torch.Tensor) -> torch.Tensor:
-        """As `fill`, in tensor operations of fixed shapes, on any device."""
+        """Do the same as `fill`, with tensor operations of static shapes, on any device."""
         parents, ranks = (torch.from_numpy(array).to(root.device) for array in (template.parents, template.ranks))
         tokens, ends = root.repeat(len(template)), np.bincount(template.depths).cumsum().tolist()
         for nodes in map(slice, ends[:-1], ends[1:]):
@@ -178,8 +178,8 @@ class AdjacencyMatrix:
     def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
         """Overwrite the rows of `tokens` (n,) with `candidates` (n, k), best first.
 
-        Of a token's rows `last` keeps the last, `first` the first, on every device; `unordered` is a parallel write
-        whose winner CUDA does not define (Token Recycling, section 4.4 compares the three).
+        If a token occurs several times, `last` keeps its last row and `first` its first, on every device. `unordered`
+        is a parallel write whose winner CUDA does not define (Token Recycling, section 4.4 compares the three).
         """
         if self.storage.device.type == "cpu":
             # numpy assigns in order: the last row of a token stays.
@@ -189,7 +189,7 @@ class AdjacencyMatrix:
             self.write(tokens, candidates, rule)
 
     def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
-        """As `update`, in tensor operations of fixed shapes: all places of a token write the winner's row."""
+        """Do the same as `update`, with tensor operations of static shapes: all rows of a token write the winner's."""
         tokens = self._rows_of(tokens)
         if rule == "unordered":
             self.storage[tokens] = candidates.to(self.storage.dtype)
@@ -207,7 +207,7 @@ class AdjacencyMatrix:
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Replace the contents by those of a file; after an error the matrix is unchanged. Raises MatrixFileError for a
-        damaged file, or another format, vocabulary, k or tokenizer.
+        damaged file, or one with another format, vocabulary, k or tokenizer.
         """
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
@@ -215,7 +215,7 @@ class AdjacencyMatrix:
 
 
 def matrix_in(tensors: Mapping[str, np.ndarray]) -> AdjacencyMatrix:
-    """Return the adjacency matrix among the tensors of a file."""
+    """Return the adjacency matrix stored in the tensors of a file."""
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)
     matrix.candidates.copy_(torch.from_numpy(tensors["candidates"]))
     return matrix

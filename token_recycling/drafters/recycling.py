@@ -1,10 +1,10 @@
 """Token Recycling beyond the paper: candidates with longer contexts, and trees sized by hardware and acceptance.
 
-As `published` (Luo et al., 2408.08696) it drafts a tree from candidates that the target computes anyway, at rejected
-nodes too. Beyond it, candidates keep their probabilities and are stored after the last two and three tokens too;
-continuations of earlier occurrences of the last tokens, and tokens that lost to the newest one, are candidates as well;
-and the tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine. Drafting is
-disabled where it would slow decoding. This adapts the one `Recycler`, which engines use too.
+Like `published` (Luo et al., 2408.08696) it drafts a tree from candidates that the target computes anyway, also at
+rejected nodes. Beyond that, candidates keep their probabilities and are also stored after the last two and three
+tokens. Continuations of earlier occurrences of the last tokens, and tokens that lost to the newest one, are candidates
+too. The tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine. Drafting is
+disabled where it would slow decoding. This module adapts `Recycler`, which engines also use.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds per node in compiled code for the rest.
 """
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _DEEPEST = 255
 _MOST_NODES = 255
-"""Most nodes of a tree that is sized by cost: those of the largest pass that is considered."""
+"""Maximum nodes of a tree sized by cost: those of the largest pass on the cost curve."""
 _UNLEARNED = 8
-"""Assumed size of earlier drafts before anything is learned: where nodes are expensive, drafting is disabled after the
+"""Assumed size of past drafts before anything is learned: where nodes are expensive, drafting is disabled after the
 first draft that does not pay. Trained drafters and drafts within grammars start with a larger credit.
 """
 
@@ -52,18 +52,18 @@ class Recycling(Drafter, Options):
     """Drafts from a matrix of contexts and from the sequence itself."""
 
     tree: str | int | Template = "auto"
-    """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
+    """auto: at each step as many nodes as pay; a number of nodes, grown best first; or a template: paper, chain:N,
     static:N, rank paths, or a file of them.
     """
     warmed: bool = False
-    """Start with knowledge from the model's own output (`token-recycling warm`), kept in a file."""
+    """Start from a matrix learned from the model's own output (`token-recycling warm`), stored in a file."""
     matrix: NgramMatrix | None = field(default=None, init=False)
-    """What was learned; made with the first sequence."""
+    """The learned candidates; created with the first sequence."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grammar_statistics = GrammarStatistics()
-        """Which tokens the target chooses where a grammar allows several."""
+        """Statistics of the target's choices where a grammar allows several tokens."""
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
@@ -100,11 +100,11 @@ class Recycling(Drafter, Options):
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy())
 
     def prepare(self, target: Target) -> NgramMatrix:
-        """Return the matrix for this target; raises ValueError if it has other options. For a target with
-        another vocabulary, as after `resize_token_embeddings`, it is an empty one.
+        """Return the matrix for this target; raises ValueError if it has other options. A target with another
+        vocabulary size, as after `resize_token_embeddings`, gets an empty matrix.
         """
         if self.matrix is None or self.matrix.vocab_size != target.vocab_size:
-            with self._making:  # unless another thread has made it meanwhile
+            with self._making:  # unless another thread has created it meanwhile
                 self.matrix = fitting(self.matrix, target.vocab_size) or self._first_matrix(target)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
@@ -114,13 +114,13 @@ class Recycling(Drafter, Options):
         return self.matrix
 
     def warmed_file(self, target: Target) -> Path:
-        """Return the file of what the target taught by output of its own (`hf.warm`), for these options: in the cache
-        folder, named by the weights.
+        """Return the file of the matrix learned from the target's own output (`hf.warm`) with these options: in the
+        cache folder, named by the weights.
         """
         return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{self.k}-{self.orders}.safetensors"
 
     def _first_matrix(self, target: Target) -> NgramMatrix:
-        """Return an empty matrix, or one of what the target taught before."""
+        """Return an empty matrix, or with `warmed` the one learned from the target's own output."""
         matrix = self.new_matrix(target.vocab_size)
         if not self.warmed:
             return matrix
@@ -151,9 +151,9 @@ class RecyclingSequence(SequenceDrafter):
         most = sized if template is None else len(template) - 1
         self._recycler = Recycler(matrix, prompt, most, suffix=drafter.suffix, template=template)
         self._prompt: np.ndarray | None = prompt
-        """The prompt, until it is read by the first draft, or after a first step without one."""
+        """The prompt, until it is read: by the first draft, or after a first step without a draft."""
         self._drafted = False
-        """Whether there was a draft in this step."""
+        """Whether this step has a draft."""
         self._predicted = False
 
     def predict(self, tokens: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ class RecyclingSequence(SequenceDrafter):
         return Draft.of(tree["token"], tree["parent"], probabilities)
 
     def observe(self, step: Step) -> None:
-        """Record the emitted tokens, and learn from the target's logits, at nodes of other drafters too."""
+        """Record the emitted tokens, and learn from the target's logits, also at nodes of other drafters."""
         drafted, self._drafted = self._drafted or self._prompt is not None, False
         if self._prompt is not None:
             self._recycler.grow(self._prompt, 0)
@@ -186,7 +186,7 @@ class RecyclingSequence(SequenceDrafter):
         chosen = np.full(len(draft), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(draft))[step.learnable]
-        # A row that predicted right stays.
+        # Rows that predicted correctly are not overwritten.
         teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
         if step.grammar_states is None:
             self._recycler.matrix.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
@@ -199,7 +199,7 @@ class RecyclingSequence(SequenceDrafter):
     def _learn_within(
         self, states: Sequence[State | None], step: Step, teaching: np.ndarray, ngrams: np.ndarray
     ) -> None:
-        """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
+        """Learn which allowed tokens the target chooses: its other candidates never become output."""
         from ..grammar.allowed import top_allowed
 
         choices = {
@@ -212,7 +212,7 @@ class RecyclingSequence(SequenceDrafter):
 
 @cache
 def warm_up(device: torch.device) -> None:
-    """Compile the functions that drafting for a target on `device` needs."""
+    """Compile the functions needed for drafting for a target on `device`."""
     compile_drafting()
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).predicts(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))

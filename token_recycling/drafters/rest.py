@@ -1,15 +1,15 @@
 """REST: retrieval-based speculative decoding (He et al., 2311.08252) from a datastore of past text.
 
-The longest suffix of the context in the datastore is found, 16 tokens down to 2; of up to 5,000 continuations of 10
-tokens, the 64 most frequent prefixes are the tree (sections 3.2 and 3.3): the prefixes of a frequent one are at least
+The longest suffix of the context in the datastore is found, 16 tokens down to 2. Of up to 5,000 continuations of 10
+tokens, the 64 most frequent prefixes form the tree (sections 3.2 and 3.3): prefixes of a frequent prefix are at least
 as frequent. If more places share the last three tokens, the newest are read.
 
-Cost per step: some microseconds, and 3 ms more where all 5,000 continuations are read.
+Cost per step: some microseconds, and 3 ms more if all 5,000 continuations are read.
 
-A datastore (section 3.1) is a mapped file of past text, searchable for continuations (`recycling.suffix_index`).
-Documents are concatenated, each followed by -1, so that no match and no continuation crosses from one to the next. The
-file is safetensors, 16 to 20 bytes per token in all. Only the parts that a look-up touches are read from disk: a random
-access for each place.
+A datastore (section 3.1) is a memory-mapped file of past text, searchable for continuations (`recycling.suffix_index`).
+Documents are concatenated, each followed by -1, so that no match and no continuation crosses a document boundary. The
+file is safetensors, 16 to 20 bytes per token in total. Only the parts that a look-up touches are read from disk: one
+random access per place.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from ._base import Drafter, check_at_least
 
 FORMAT, VERSION = "token_recycling.datastore", "2"
 END = BREAK
-"""Follows every document."""
+"""End marker of every document."""
 _MOST = np.iinfo(np.int32).max
 _WALKED = 4
-"""Places with the same last tokens to read, per wanted continuation."""
+"""Number of places with the same last tokens to read, per wanted continuation."""
 
 
 class DatastoreError(ValueError):
-    """Raised when a datastore cannot be used or built; the message gives the fix."""
+    """A datastore that cannot be used or built; the message gives the fix."""
 
 
 class Datastore:
-    """The tokens of past documents and their index, read from a file that `build` wrote."""
+    """The tokens of past documents and their index, read from a file written by `build`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the header; raises DatastoreError for a damaged or another file, FileNotFoundError for none."""
+        """Read the header; raises DatastoreError for a damaged or foreign file, FileNotFoundError if there is none."""
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(
@@ -57,9 +57,9 @@ class Datastore:
             )
         header, self.index = _read(self.path)
         self.tokenizer = header.get("tokenizer", "")
-        """Fingerprint of the tokenizer; empty if not stated."""
+        """Fingerprint of the tokenizer; empty if unknown."""
         self.vocab_size = int(header["vocab_size"])
-        """All ids are below."""
+        """Upper bound of all ids, exclusive."""
 
     def __reduce__(self) -> tuple[type[Datastore], tuple[Path]]:
         """Copy and pickle by path: the file is opened again, not copied into memory."""
@@ -74,12 +74,12 @@ class Datastore:
         return self.index.tokens
 
     def continuations(self, recent: np.ndarray, shortest: int, length: int, most: int) -> np.ndarray:
-        """Return continuations (m, length) int32, sorted: what followed the longest suffix of `recent` (n,) with at
+        """Return continuations (m, length) int32, sorted: the tokens after the longest suffix of `recent` (n,) with at
         least `shortest` tokens, at the newest `most` places. Tokens after the end of a document are arbitrary.
         """
         places, matched = longest_match(self.index, recent, _WALKED * most)
         places = places[:most] if matched >= shortest else places[:0]
-        # The tokens end with END, so anything beyond it is the end of a document.
+        # The tokens end with END, so any index beyond them reads the end of a document.
         continuations = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
         if len(continuations):
             lowest, highest = continuations.min(), continuations.max()
@@ -94,7 +94,7 @@ class Datastore:
 def build(
     documents: Iterable[Sequence[int] | np.ndarray], path: str | os.PathLike[str], tokenizer: str = ""
 ) -> Datastore:
-    """Write the datastore of `documents`, token ids each, and open it.
+    """Write the datastore of `documents`, each a list of token ids, and open it.
 
     The file is written atomically. `tokenizer` is the `fingerprint` of the tokenizer. Raises DatastoreError if there is
     no token, an id is negative, or there are 2**31 tokens or more.
@@ -164,7 +164,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
 
 
 _LEAST = 2
-"""Shortest match; below it nothing is drafted."""
+"""Shortest match that is drafted from."""
 
 
 @dataclass
@@ -172,13 +172,13 @@ class Rest(Drafter):
     """Drafts the most frequent continuations of the last tokens in a datastore of past text."""
 
     datastore: str | Path
-    """File made by `token-recycling datastore build`."""
+    """File written by `token-recycling datastore build`."""
     nodes: int = 64
     """Maximum number of drafted nodes: the most frequent prefixes."""
     num_tokens: int = 10
-    """Tokens of a continuation, and so the depth of a tree."""
+    """Tokens of a continuation, and so the maximum depth of the tree."""
     max_matching_ngram_size: int = 16
-    """Longest n-gram to look up; shorter ones follow where it has no match."""
+    """Longest n-gram to look up; shorter ones are tried if it has no match."""
     max_matches: int = 5000
     """Maximum number of continuations counted."""
 
@@ -188,7 +188,7 @@ class Rest(Drafter):
             raise ValueError(f"max_matching_ngram_size must be >= {_LEAST}, got {self.max_matching_ngram_size}")
         self._store = Datastore(self.datastore)
         self._checked = False
-        """Whether the last target's tokenizer is known to be the datastore's."""
+        """Whether the last target's tokenizer was verified to be the datastore's."""
 
     def fork(self) -> Rest:
         """Open the datastore again: it is read-only and not copied into memory."""
@@ -243,7 +243,7 @@ def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, .
     """Return the `most` most frequent prefixes of `continuations` (m, length) with their counts, shorter ones first,
     then the more frequent.
 
-    The continuations must be sorted, so that equal prefixes are adjacent. A negative token ends a continuation. Of
+    The continuations must be sorted, so that equal prefixes are adjacent. A negative token ends a continuation. Among
     equally frequent prefixes the shorter ones are taken.
     """
     m, length = continuations.shape

@@ -1,14 +1,14 @@
 """SpecDec++: a draft model that stops where the target will probably reject (Huang et al., 2405.19715).
 
 A small head reads the draft model's last hidden state after every drafted token and predicts the probability that the
-target accepts it. Drafting ends once the predicted probability that any token so far is rejected exceeds the threshold
-(theorem 3.1). All drafted tokens are verified, so with sampled drafts the output's distribution stays the target's.
+target accepts the token. Drafting ends once the predicted probability that any token so far is rejected exceeds the
+threshold (theorem 3.1). All drafted tokens are verified, so sampled drafts preserve the target's output distribution.
 
 Cost per step: a forward pass of the draft model per drafted token, and one more where the head ends the draft.
 
-The head (section 3.2) gives the probability that the target accepts a drafted token, given that it accepts those
-before. It reads the draft model's last hidden state after that token: depth + 1 matrix products of one row. A head is
-saved as a part of the draft model that it was trained on, by default in a subfolder of the model's folder.
+The head (section 3.2) predicts the probability that the target accepts a drafted token, given that it accepts the
+preceding ones. It reads the draft model's last hidden state after that token: depth + 1 matrix products of one row. A
+head is saved as a part of the draft model that it was trained on, by default in a subfolder of the model's folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ._shared.pairing import DraftModelOption
 from ._shared.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
-"""Name of the part, and of its folder within that of the draft model."""
+"""Name of the part, and of its folder within the draft model's folder."""
 
 
 class AcceptanceHead(torch.nn.Module):
@@ -48,7 +48,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int = 0) -> None:
-        """Set weights to start training from: blocks that differ from each other, still with even odds."""
+        """Set the initial weights for training: blocks that differ from each other, still with even odds."""
         generator = torch.Generator().manual_seed(seed)
         for block in self.blocks:
             assert isinstance(block, torch.nn.Linear)
@@ -56,7 +56,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @property
     def width(self) -> int:
-        """Size of the states that it reads."""
+        """Size of the hidden states that it reads."""
         return self.output.in_features
 
     @property
@@ -79,12 +79,12 @@ class AcceptanceHead(torch.nn.Module):
 def save_head(
     folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]
 ) -> None:
-    """Write a head for a draft model; `facts` say how it was trained."""
+    """Write a head for a draft model; `facts` describe its training."""
     save_part(folder, KIND, head.state_dict(), draft, {**facts, "width": head.width, "depth": head.depth})
 
 
 def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> AcceptanceHead:
-    """Return the head in a folder; raises TrainedPartError for a damaged or another one, FileNotFoundError for none."""
+    """Return the head in a folder; raises TrainedPartError for a damaged or wrong head, FileNotFoundError for none."""
     tensors, facts = load_part(folder, KIND)
     check_model(folder, facts, draft)
     width, depth = facts.get("width"), facts.get("depth")
@@ -105,12 +105,12 @@ def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> Accepta
 
 @dataclass
 class SpecDecPP(DraftModelOption, ModelDrafter):
-    """Drafts one branch with a second model, while it is likely to be accepted as a whole."""
+    """Drafts one branch with a second model, as long as the whole branch is likely to be accepted."""
 
     reads_states = True
 
     head: str | AcceptanceHead = ""
-    """Folder of a trained head; by default in that of the draft model. In Python also a head."""
+    """Folder of a trained head; by default a subfolder of the draft model's folder. In Python also a head."""
     threshold: float = 0.7
     """Stop drafting once the head's predicted probability of a rejection exceeds this."""
     min_length: int = 2
@@ -124,7 +124,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"min_length must be >= 1 and <= max_length, got {self.min_length} and {self.max_length}")
         self._heads = PerTarget[AcceptanceHead]()
-        """For each draft model."""
+        """By draft model."""
 
     def fit(self, target: Target) -> None:
         self._head_for(self.placed(target))

@@ -1,8 +1,8 @@
 """Draft the continuation of the longest suffix of the sequence that occurred in it before.
 
-The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
-(2411.04975): a long match is rarely a coincidence. Prompt and output are one sequence; a match that ends in a loop
-repeats it.
+The retrieval half of SAM-Decoding (2411.10666), with draft lengths proportional to the match, as in SuffixDecoding
+(2411.04975): a long match is rarely a coincidence. Prompt and output are one sequence; a match in a loop repeats the
+loop.
 
 Cost per step, in compiled code: nanoseconds for every new token, and a look-up of some microseconds.
 """
@@ -21,9 +21,9 @@ from ..trees.draft import Context, Draft
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _WALKED = 256
-"""Newest occurrences of the last tokens among which the longest match is searched."""
+"""Number of newest occurrences of the last tokens among which the longest match is searched."""
 _COMPARED = 2**20
-"""Most tokens of a match, whatever the options."""
+"""Maximum tokens of a match, whatever the options."""
 
 
 @dataclass
@@ -35,14 +35,14 @@ class Suffix(Drafter):
     factor: float = 2.0
     """Drafted tokens per token of the match."""
     min_match: int = 1
-    """Shortest match; below it nothing is drafted."""
+    """Shortest match that is drafted from."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
             raise ValueError(f"factor must be > 0, got {self.factor}")
         self.compared = max(LONGEST, self.min_match, math.ceil(min(self.num_tokens / self.factor, _COMPARED)))
-        """Longest match that matters; a longer one would draft no more."""
+        """Longest match that matters; longer matches would not lengthen the draft."""
 
     @property
     def traits(self) -> DrafterTraits:

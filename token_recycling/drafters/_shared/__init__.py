@@ -1,1 +1,1 @@
-"""Parts that several drafters use."""
+"""Parts shared by several drafters."""

@@ -1,7 +1,7 @@
-"""Base of all drafters with a draft model: one model reads each sequence and drafts ahead of it by one set of rules.
+"""Base of all drafters with a draft model: one model reads each sequence and drafts ahead of it by a set of rules.
 
-Cost per step: a forward pass of the draft model per drafting step, over the nodes that are followed. Accepted nodes
-stay in its cache; an accepted node that was not read on its own path is read with the next step.
+Cost per step: a forward pass of the draft model per drafting step, over the expanded nodes. Accepted nodes stay in its
+cache; an accepted node that was not read on its own path is read in the next step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelDrafter(NeuralDrafter[Target]):
     """Whether `stop` needs the draft model's hidden states."""
 
     sampled: bool = False
-    """Sample the draft where the output is sampled, instead of taking the most probable tokens."""
+    """Sample the draft when the output is sampled, instead of taking the most probable tokens."""
 
     def reader(self, target: Target, model: Target) -> Reader:
         """Create the reader of a sequence for the draft model."""
@@ -45,8 +45,8 @@ class ModelDrafter(NeuralDrafter[Target]):
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
     def step_cost(self, target: Target, model: Target) -> float:
-        """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
-        weights read.
+        """Return the cost of a forward pass of the draft model relative to the target's, until measured: by weights
+        read.
         """
         return model.bytes_read / target.bytes_read
 
@@ -78,7 +78,7 @@ class ModelDrafter(NeuralDrafter[Target]):
 
 
 class ModelSequence(SequenceDrafter):
-    """One sequence as the draft model reads it, and the draft ahead of it."""
+    """One sequence read by the draft model, and the draft ahead of it."""
 
     drafter: ModelDrafter
 
@@ -92,7 +92,7 @@ class ModelSequence(SequenceDrafter):
         """Counts for the next `statistics`."""
         self._graph: Graph | None = None
         self._drafted, self._refused = False, False
-        """Whether the draft model was ever run, and whether its first pass of a step did not pay."""
+        """Whether the draft model has ever been run, and whether its first pass of a step did not pay."""
 
     def draft(self, context: Context) -> Draft:
         reader, rules, drafter, budget = self.reader, self._rules, self.drafter, context.budget
@@ -100,7 +100,7 @@ class ModelSequence(SequenceDrafter):
         sequence, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
         rules = replace(rules, depth=depth, nodes=min(rules.nodes, budget.nodes))
-        # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
+        # Whether the loop can use a sampled draft must depend on the number of nodes, not on the sampled tokens.
         if depth < 1 or (warp and not self._target.info.fits(len(sequence) - 1, rules.nodes + 1)):
             return Draft.chain(context.root)
         graph = grow(
@@ -141,7 +141,7 @@ class ModelSequence(SequenceDrafter):
         drafter = self.drafter
         if self._refused and not self._drafted:
             return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
-        how = "sampled drafts for sampled texts" if drafter.sampled else "deterministic drafts"
+        how = "sampled drafts for sampled outputs" if drafter.sampled else "deterministic drafts"
         return f"{drafter.describe()}, {drafter.drafts_in_words(self._rules)}, {how}"
 
 
@@ -164,8 +164,9 @@ class CausalDrafter(ModelDrafter):
     tau: int = 1
     """Graph mode: merge two paths that end in the same `tau` tokens."""
     nodes: int | Literal["auto"] = "auto"
-    """Maximum number of nodes verified, the most probable ones; auto: stop when another node would cost more than it
-    saves (not for sequences or sampled drafts)."""
+    """Maximum number of nodes verified, the most probable ones; auto: stop when another node costs more than it saves
+    (not for sequences or sampled drafts).
+    """
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

@@ -1,17 +1,17 @@
 """Builds a sequence, a tree or a graph of a draft model's tokens.
 
-Each drafting step is one forward pass over the nodes worth following, and gives each of them at most k children: the
-most likely tokens, or tokens sampled without replacement. A node is left as a leaf if its probability is below
+Each drafting step is one forward pass over the nodes worth expanding, and gives each of them at most k children: the
+most probable tokens, or tokens sampled without replacement. A node stays a leaf if its probability is below
 `theta_prob` (probability pruning) or below `theta_sib` times that of its best sibling (sibling pruning), as in
-Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged; or if it cannot be among the nodes
-that are verified.
+Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged; or if it cannot be among the
+verified nodes.
 
-Where a path ends with the same tau tokens as an earlier one, what follows is likely the same too: the node is *merged*,
-by an edge to the first node of that kind, and has no children of its own (sections 5.2 and 5.3). A merge that would
-close a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
-other one (section 5.4), the most probable paths first. Without merges the graph is a tree.
+If a path ends with the same tau tokens as an earlier one, its continuation is probably the same too: the node is
+*merged*, by an edge to the first node with that ending, and has no children itself (sections 5.2 and 5.3). A merge that
+would close a cycle is skipped. For verification the graph is unrolled: below a merged node, the other node's
+descendants are copied (section 5.4), the most probable paths first. Without merges the graph is a tree.
 
-Which nodes are followed is decided before their children are sampled: each set has the distribution noted with it.
+The nodes to expand are chosen before their children are sampled, so each set of children has the recorded distribution.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ...trees.draft import Budget, Draft
 
 
 class Graph:
-    """Nodes by number: 0 is the root, the sequence's last token; parents come before their children. It is no `Draft`
-    until it is unrolled, since a merged node shares the children of another.
+    """Nodes by number: 0 is the root, the sequence's last token; parents precede their children. A graph becomes a
+    `Draft` only when unrolled, since a merged node shares the children of another.
     """
 
     def __init__(self, sequence: Sequence[int], tau: int = 0) -> None:
-        """`sequence` ends with the root's token. `tau`: tokens that must recur for a merge; 0 for none."""
+        """`sequence` ends with the root's token. `tau`: tokens that must recur for a merge; 0 disables merging."""
         self.tau = tau
         self.tokens = [sequence[-1]]
         self.parents = [-1]
@@ -44,13 +44,13 @@ class Graph:
         """Probability of the path to each node."""
         self.children: list[list[int]] = [[]]
         self.merged: dict[int, int] = {}
-        """For each merged node the one whose children it shares."""
+        """For each merged node, the node whose children it shares."""
         self.steps = 0
         """Forward passes of the draft model."""
         self.read: dict[int, int] = {0: 0}
         """Nodes that the draft model has read, with their order of reading."""
         self.sampled_from: dict[int, torch.Tensor] = {}
-        """For each node whose children were sampled at random, the distribution (vocabulary,)."""
+        """For each node whose children were sampled, the distribution (vocabulary,)."""
         self.copied: frozenset[int] = frozenset()
         """Nodes of the last unrolled tree that are copies."""
         self._grams: list[tuple[int, ...]] = [tuple(sequence[-tau:]) if tau else ()]
@@ -61,7 +61,7 @@ class Graph:
         return len(self.tokens)
 
     def add(self, parent: int, tokens: Sequence[int], shares: Sequence[float]) -> list[int]:
-        """Add children of a node, each with its probability after that node; return their numbers."""
+        """Add children of a node, each with its probability given that node; return their numbers."""
         added = list(range(len(self), len(self) + len(tokens)))
         for token, share in zip(tokens, shares, strict=True):
             self.tokens.append(token)
@@ -74,7 +74,7 @@ class Graph:
         return added
 
     def merge(self, node: int) -> bool:
-        """Merge a leaf with the first node that ends alike, if there is one and no cycle arises."""
+        """Merge a leaf with the first node that has the same ending, if there is one and no cycle results."""
         if not self.tau or len(self._grams[node]) < self.tau:
             return False
         first = self._first.setdefault(self._grams[node], node)
@@ -100,9 +100,7 @@ class Graph:
         return ancestors
 
     def follow(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """Return the nodes of these tokens below the root, as far as they exist; with each, whether a merge was
-        crossed.
-        """
+        """Return the existing nodes of these tokens below the root, each with whether a merge was crossed."""
         path, node, crossed = [], 0, False
         for token in tokens:
             crossed |= node in self.merged
@@ -114,11 +112,11 @@ class Graph:
         return path
 
     def unrolled(self, nodes: int) -> Draft:
-        """Return the tree to verify: the root and at most `nodes` more, the most probable ones. `copied` then names
-        nodes on another path than the one they were drafted on.
+        """Return the tree to verify: the root and up to `nodes` more nodes, the most probable ones. `copied` then
+        contains the nodes on another path than the one they were drafted on.
 
-        Of a graph with sampled tokens all nodes are on their own paths; at most `nodes` may have been drafted. Copies
-        fill up the rest, and count as chosen.
+        With sampled tokens, all drafted nodes (at most `nodes`) are verified on their own paths. Copies fill the
+        remaining places, and count as deterministic.
         """
         origins, parents, depths, values, crossed = [0], [-1], [0], [1.0], [False]
 
@@ -134,7 +132,7 @@ class Graph:
             depths.append(depths[parent] + 1)
             values.append(values[parent] * self.shares[child])
             crossed.append(across)
-        order = sorted(range(len(depths)), key=depths.__getitem__)  # as in the draft
+        order = sorted(range(len(depths)), key=depths.__getitem__)  # the order of the draft
         self.copied = frozenset(place for place, node in enumerate(order) if crossed[node])
         return Draft.of(
             [self.tokens[node] for node in origins],
@@ -150,12 +148,12 @@ class Graph:
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
 Stop = Callable[[Graph], bool]
-"""Called when the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
+"""Called after the newest nodes were read, before their children are drafted: returns whether drafting ends there."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which nodes are drafted and followed."""
+    """Rules for drafting and expanding nodes."""
 
     depth: int
     """Maximum number of drafting steps."""
@@ -178,7 +176,7 @@ class LayerReader(Protocol):
         """Return logits (1, vocabulary) after `sequence` (length,)."""
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the node read as number `parents[i]`; root: 0."""
 
 
 def grow(
@@ -191,11 +189,11 @@ def grow(
     stop: Stop | None = None,
     generator: torch.Generator | None = None,
 ) -> Graph:
-    """Draft with the model in `reader` after `sequence` (length,), as long as `budget` says that a pass pays; return
-    the graph. `reader` has read the followed nodes.
+    """Draft with the model in `reader` after `sequence` (length,), as long as a pass pays by `budget`; return the
+    graph. `reader` has read the expanded nodes.
 
-    Ids are below `vocabulary`, the target's. With `warp` tokens are sampled with `generator` from the softmax of the
-    logits (n, vocabulary) that it makes of the model's. `stop` may end a draft early.
+    Ids are below `vocabulary`, the target's. With `warp`, tokens are sampled with `generator` from the softmax of the
+    logits (n, vocabulary) that `warp` computes from the model's. `stop` may end a draft early.
     """
     graph, followed = Graph(sequence[-max(1, rules.tau) :].tolist(), rules.tau), [0]
     if not budget.pays([1.0]):
@@ -245,7 +243,7 @@ def _add_children(
 def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None = None) -> torch.Tensor:
     """Return (n, k) ids sampled without replacement from each row of (n, vocabulary), improbable ones last.
 
-    The first k of a race: each id arrives after an exponential time whose rate is its probability.
+    These are the first k of a race: each id arrives after an exponential time whose rate is its probability.
     """
     device = probabilities.device
     if generator is not None:
@@ -263,10 +261,10 @@ def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules,
         candidates += [node for node in siblings if graph.shares[node] >= least]
     candidates.sort(key=lambda node: -graph.probabilities[node])
     if sampled:
-        # All children are verified: follow only as many nodes as leave space for theirs.
+        # All children are verified: expand only as many nodes as leave space for their children.
         room = (rules.nodes - (len(graph) - 1)) // min(rules.k, rules.nodes)
     else:
-        # A child is less probable than its parent: it is verified only if the parent is not the last one verified.
+        # A child is less probable than its parent: it is verified only if its parent is not the last verified node.
         most = heapq.nlargest(rules.nodes - 1, graph.probabilities[1:])
         candidates = [node for node in candidates if most and graph.probabilities[node] >= most[-1]]
         room = len(candidates) if rules.frontier is None else rules.frontier

@@ -1,5 +1,5 @@
-"""Drafters with a model or head of their own, which is made once for each target. Cost: its weights, copied where the
-target is on another device or has another type.
+"""Drafters with their own model or head, prepared once per target. Cost: its weights, copied if the target is on
+another device or has another dtype.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class PerTarget(Generic[T]):
-    """Objects made for targets: each once, and again for a target that was moved or has another type, vocabulary or
-    number of layers. They are kept as long as the target's model; copies and pickles are empty.
+    """One object per target, created again if the target was moved or its dtype, vocabulary or number of layers
+    changed. Objects are kept as long as the target's model; copies and pickles are empty.
     """
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class PerTarget(Generic[T]):
 
 @dataclass(kw_only=True)
 class NeuralDrafter(Drafter, Generic[T]):
-    """A drafter with a model or head of its own, and what is made of it for a target. It learns nothing."""
+    """A drafter with its own model or head, adapted to a target. It learns nothing."""
 
     _per_target: PerTarget[T] = field(default_factory=PerTarget, init=False, repr=False, compare=False)
 
     def placed(self, target: Target) -> T:
-        """Return the model or head that drafts for a target, on its device and in its type; checked and made once."""
+        """Return the model or head for a target, on its device and in its dtype; checked and created once."""
         return self._per_target.of(target, lambda: self.place(target))
 
     def place(self, target: Target) -> T:
-        """Make the model or head for a target; raises ValueError if it does not fit."""
+        """Create the model or head for a target; raises ValueError if it does not fit."""
         raise NotImplementedError(f"{type(self).__name__} must define place()")
 
     def fit(self, target: Target) -> None:
@@ -67,11 +67,11 @@ class NeuralDrafter(Drafter, Generic[T]):
 
 
 def placed_copy(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
-    """Copy a module to a device, with parameters of a type, without gradients; those that are so already are shared."""
+    """Copy a module to a device with parameters of a dtype, without gradients; parameters already there are shared."""
     placed = copy.deepcopy(module, {id(weight): weight for weight in module.parameters()}).eval()
     for part in placed.modules():
         for name, weight in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
             setattr(part, name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
         for name, buffer in [*part.named_buffers(recurse=False, remove_duplicate=False)]:
-            setattr(part, name, buffer.to(device))  # such as frequencies of positions, which need all their bits
+            setattr(part, name, buffer.to(device))  # such as rotary frequencies, which need full precision
     return placed

@@ -1,7 +1,7 @@
-"""A draft model for a target: found, loaded, and refused if vocabularies differ.
+"""The draft model of a target: located, loaded, and rejected if vocabularies differ.
 
-Ids are compatible where both tokenizers are known and agree on all shared ids; one vocabulary may be larger. Where a
-tokenizer is unknown, because a model was made in memory, the numbers of logits must be equal.
+Ids are compatible if both tokenizers are known and agree on all shared ids; one vocabulary may be larger. If a
+tokenizer is unknown, because a model was created in memory, the numbers of logits must be equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...model.target import Target
 
 @dataclass
 class DraftModelOption:
-    """The option `model` of drafters with a second model: put it before the drafter's base class."""
+    """The option `model` of drafters with a second model; must precede the drafter's base class."""
 
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
@@ -85,16 +85,16 @@ def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder that a name means, or a hub name as it is; raises ValueError for a missing folder."""
+    """Return the folder that a name refers to, or a hub name unchanged; raises ValueError for a missing folder."""
     path = Path(resolved(name)).expanduser()
-    # A name like one of the hub is a path if its first part is a folder here.
+    # A name in the form of a hub name is a path if its first part is an existing folder.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
         raise ValueError(f"model folder {name!r} does not exist; give an existing folder or a hub name")
     return path
 
 
 def check_tokens(draft: Target, target: Target) -> None:
-    """Raise ValueError unless ids of the draft model are the target's."""
+    """Raise ValueError unless the draft model has the target's token ids."""
     theirs, ours = vocabulary(target.model), vocabulary(draft.model)
     if theirs is None or ours is None:
         if draft.vocab_size != target.vocab_size:

@@ -1,6 +1,6 @@
 """A causal model that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
-Its own KV cache keeps the sequence and accepted nodes; only uncached tokens are read: those that were not drafted, or
+Its own KV cache keeps the sequence and accepted nodes. Only uncached tokens are read: those that were not drafted, or
 not on their own path. Cost per layer: one forward pass over its nodes.
 """
 
@@ -16,7 +16,7 @@ from ...model.target import PassInputs, Target
 from ...trees.draft import Draft
 
 _AT_ONCE = 32
-"""More new tokens than this are read like a prompt, in pieces and without logits."""
+"""With more new tokens than this, they are read like a prompt, in pieces and without logits."""
 
 
 class Reader:
@@ -36,7 +36,7 @@ class Reader:
         self._nodes, self._is_chain = 1, True
 
     def prefill(self, sequence: torch.Tensor) -> None:
-        """Read `sequence` (length,) without its last token, as far as the model reaches."""
+        """Read `sequence` (length,) without its last token, up to the model's maximum length."""
         self._prefill(self._own(sequence))
 
     def _own(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class Reader:
         return sys.maxsize if limit is None else limit - length + 1
 
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Return logits (1, vocabulary) after `sequence` (length,), which continues the last one or equals it."""
+        """Return logits (1, vocabulary) after `sequence` (length,), which continues or equals the previous one."""
         sequence = self._own(sequence)
         if self._nodes > 1:
             self.keep([])
@@ -73,7 +73,7 @@ class Reader:
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the node read as number `parents[i]`; root: 0."""
         below = torch.tensor(parents, device=self.model.device)
         new = self._with_embeddings(torch.tensor(tokens, device=self.model.device))
         visible = torch.cat([self._visible[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
@@ -96,7 +96,7 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Keep the nodes of an accepted path from the root, given in order of reading."""
+        """Keep the nodes of an accepted path from the root, given by order of reading."""
         self._cache.keep(self.cached - 1, [self.cached - 1], [[0, *nodes]])
         self.cached += len(nodes)
         self._forget()
@@ -106,5 +106,5 @@ class Reader:
         self._visible, self._depths = self._root_visible, self._root_depth
 
     def _with_embeddings(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Replace tokens without an embedding by the last one that has one."""
+        """Replace tokens without an embedding by the last token that has one."""
         return tokens.to(self.model.device).clamp(max=self.model.embedded - 1)

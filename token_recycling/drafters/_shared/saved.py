@@ -1,8 +1,8 @@
 """Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before use.
 
-The JSON has the part's sizes, the model it belongs to, and how it was trained. A model is recognized by its sizes and
-one number of each of some weight matrices, compared as loosely as 16 bits demand, so that a part serves the model in
-float32 and in bfloat16.
+The JSON contains the part's sizes, the model it belongs to, and how it was trained. A model is recognized by its sizes
+and one number from each of some weight matrices, compared with the tolerance of 16-bit types, so that a part serves the
+model in both float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RELATIVE, _ABSOLUTE = 0.01, 1e-6
 
 
 class TrainedPartError(ValueError):
-    """A trained part that cannot be used; the message says why and what to do."""
+    """A trained part that cannot be used; the message gives the reason and a remedy."""
 
 
 def save_part(
@@ -38,7 +38,7 @@ def save_part(
     model: PreTrainedModel,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a part that was trained for `model`; `load_part` returns `facts`, JSON values."""
+    """Write a part trained for `model`; `load_part` returns `facts`, JSON values."""
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(folder) / f"{kind}.safetensors") as temporary:
         save_file(contents, temporary, metadata={"format": f"token_recycling.{kind}"})
@@ -46,7 +46,7 @@ def save_part(
 
 
 def describe_part(folder: str | os.PathLike[str], kind: str, model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
-    """Write only the JSON of a part whose weights are kept in another format."""
+    """Write only the JSON of a part whose weights are stored in another format."""
     described = {"kind": kind, "version": VERSION, "model": identity(model), **facts}
     with replacing(Path(folder) / f"{kind}.json") as temporary:
         Path(temporary).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
@@ -82,7 +82,7 @@ def _command(kind: str) -> str:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the fingerprint of a model: its sizes, and one number of each of some weight matrices."""
+    """Return the fingerprint of a model: its sizes, and one number from each of some weight matrices."""
     config = model.config.get_text_config(decoder=True)
     return {
         "family": config.model_type,
@@ -93,7 +93,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
-    """Raise TrainedPartError unless a part belongs to `model`, as far as its `identity` tells."""
+    """Raise TrainedPartError unless a part belongs to `model`, as far as `identity` can determine."""
     theirs, ours = facts.get("model") or {}, identity(model)
     remedy = "give the part that was trained for this model, or train one"
     for name in ("family", "vocab_size", "hidden_size"):
@@ -112,7 +112,7 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
 
 
 def _numbers(model: PreTrainedModel) -> dict[str, float]:
-    """Return the middle number of matrices at even distances, without unreadable ones (offloaded, quantized)."""
+    """Return the middle number of evenly spaced matrices, except unreadable ones (offloaded, quantized)."""
     matrices = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == 2]
     chosen = matrices[:: max(1, len(matrices) // _SAMPLED_MATRICES)]
     return {

@@ -1,7 +1,7 @@
 """Drafting with a module that reads the target's hidden states: EAGLE heads, MTP layers, a DFlash assistant.
 
-Modules that predict all positions at once give trees in which the candidates of a position stand below every candidate
-of the one before (`product_draft`; Medusa, section 2.1.1).
+Modules that predict all positions at once give trees in which the candidates of a position are children of every
+candidate of the preceding position (`product_draft`; Medusa, section 2.1.1).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class PendingStates:
     def __init__(self, prompt: int) -> None:
         self._pending: list[torch.Tensor] = []
         self._next = self.begin = prompt - 1
-        """Position of the first of these, and of the first token with known states."""
+        """Position of the first pending state, and of the first token with known states."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        """Append the states of the tokens before the prompt's last one."""
+        """Append the next states of the tokens before the prompt's last one."""
         self._pending.append(states)
         self._next = self.begin = self.begin - len(states)
 
@@ -42,7 +42,7 @@ class PendingStates:
         return any(map(len, self._pending))
 
     def taken(self) -> torch.Tensor:
-        """Return all of them and forget them."""
+        """Return and clear all pending states."""
         states, self._pending = torch.cat(self._pending), []
         return states
 
@@ -51,13 +51,13 @@ class StatesDrafter(NeuralDrafter[T]):
     """A drafter whose module reads the target's hidden states."""
 
     tree: str | int
-    """auto: as many nodes as pay, the module's passes included; a number of nodes; or what a subclass accepts."""
+    """auto: as many nodes as pay, the module's passes included; a number of nodes; or a subclass's own values."""
     k: int
     template: Template | None = None
-    """The template that the option gives; None where the tree grows."""
+    """The template selected by the option; None if the tree grows."""
 
     def check_template(self, depth: int, layers: str) -> None:
-        """Raise ValueError for a template deeper than `depth`, described as `layers`, or with ranks from `k` on."""
+        """Raise ValueError for a template deeper than `depth`, described as `layers`, or with ranks of `k` or more."""
         template = self.template
         if template is not None and (template.depth > depth or template.breadth > self.k):
             raise ValueError(
@@ -67,7 +67,7 @@ class StatesDrafter(NeuralDrafter[T]):
 
     @property
     def nodes(self) -> int | Literal["auto"] | None:
-        """How many nodes of its drafts are verified: see `DrafterTraits.nodes`."""
+        """Number of nodes to verify: see `DrafterTraits.nodes`."""
         return nodes_of(self.tree, self.template)
 
     def tree_in_words(self) -> str:
@@ -98,7 +98,7 @@ class StatesSequence(SequenceDrafter):
 
 
 def best_product(acceptance: Sequence[Sequence[float]], nodes: int) -> Template:
-    """Return the best tree of `nodes` nodes if the candidate of rank r at depth d is right with probability
+    """Return the best tree of `nodes` nodes if the candidate of rank r at depth d is correct with probability
     `acceptance[d - 1][r]`.
     """
     return tree_of(islice(best_paths(acceptance), nodes))

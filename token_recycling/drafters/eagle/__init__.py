@@ -2,11 +2,11 @@
 
 The head reads every token with the target's hidden state before it, and drafts by reading its own tokens and states. It
 comes from the authors of EAGLE-1, -2 and -3, from SpecForge or from speculators (`formats`), or from `token-recycling
-train eagle`. The tree is EAGLE-1's, always the same one; or EAGLE-2's: the most probable nodes of a layer are followed,
-and of all that were found the most probable ones are verified. Where it has no given size, drafting and verification
-end where they do not pay on this machine. What is drafted is chosen and not drawn, so that sampled outputs are exact.
+train eagle`. The tree is EAGLE-1's fixed tree, or EAGLE-2's: the most probable nodes of a layer are expanded, and the
+most probable of all nodes are verified. Without a given size, drafting and verification stop where they do not pay on
+this machine. Drafts are deterministic, so sampled outputs are exact.
 
-Cost per step: a pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
+Cost per step: a pass of the head over the tokens accepted last, and one over each expanded layer of the tree.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Eagle(StatesDrafter[PlacedHead]):
     """Drafts with an EAGLE head: a tree grown by the head's probabilities, or a fixed one."""
 
     head: str | Path
-    """Folder of a head for this target: from `token-recycling train eagle`, or one of EAGLE-1, -2 or -3."""
+    """Folder of a head for this target: from `token-recycling train eagle`, or a head of EAGLE-1, -2 or -3."""
     tree: str | int = "auto"
     """auto: as many nodes as pay at each step, the head's passes included; a number of nodes, 59 in EAGLE-2's program;
     static: EAGLE-1's 25 nodes; or rank paths, chain:N, or a file of paths.
     """
     k: int = 10
-    """Maximum number of candidates after a node, and of nodes expanded per layer."""
+    """Maximum number of candidates per node, and of nodes expanded per layer."""
     depth: int = 8
     """Maximum number of layers."""
 
@@ -100,7 +100,7 @@ class Eagle(StatesDrafter[PlacedHead]):
 
 
 class EagleSequence(StatesSequence):
-    """Predictions of the head for one sequence."""
+    """The head's predictions for one sequence."""
 
     drafter: Eagle
 

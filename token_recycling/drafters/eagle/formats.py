@@ -1,9 +1,9 @@
-"""EAGLE heads on disk: configurations are read, tensors checked by name and shape.
+"""EAGLE heads on disk: reads configurations, and checks tensors by name and shape.
 
-Three formats are known: that of the authors, for EAGLE-1 and -2 and for EAGLE-3; SpecForge's, which is the latter with
-more keys; and that of speculators, which vLLM reads. A folder holds `config.json` and the weights, in
+Three formats are supported: the authors' own, for EAGLE-1 and -2 and for EAGLE-3; SpecForge's, which is the latter with
+more keys; and that of speculators, which vLLM reads. A folder contains `config.json` and the weights, in
 `model.safetensors` or `pytorch_model.bin`. Heads trained here are written in the authors' formats, with an `eagle.json`
-that names the target. An unknown key or tensor is an error: it may change what a head computes.
+that names the target. An unknown key or tensor is an error: it may change the head's output.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ KIND = "eagle"
 _CONFIG, _WEIGHTS, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
 THETA = 10000.0
-"""Base of the rotary positions where a configuration has none, as in the authors' code; never the target's."""
+"""Base of the rotary positions if a configuration has none, as in the authors' code; never the target's."""
 
 _IDLE = (
     *("_name_or_path", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range"),
     *("max_window_layers", "pad_token_id", "pretraining_tp", "tie_word_embeddings", "torch_dtype"),
     *("transformers_version", "use_cache"),
 )
-"""Keys that do not affect what a head computes."""
+"""Keys that do not affect the output of a head."""
 _LAYER = frozenset(
     (
         *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
@@ -47,7 +47,7 @@ _LAYER = frozenset(
     )
 )
 _ATTENTION = ("sliding_window", "use_sliding_window", "layer_types")
-"""Keys that must state full attention."""
+"""Keys that must specify full attention."""
 _ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3Speculator")
 
 
@@ -59,11 +59,11 @@ class SavedHead:
     embedding: torch.Tensor | None
     """(vocabulary, width): the embedding in the file; None to use the target's."""
     facts: dict[str, Any]
-    """Facts about its training; empty for a head from elsewhere."""
+    """Facts about its training; empty for a head from other sources."""
 
 
 def load_head(folder: str | os.PathLike[str]) -> SavedHead:
-    """Return the head in a folder; raises TrainedPartError for a wrong one, FileNotFoundError if there is none."""
+    """Return the head in a folder; raises TrainedPartError for an invalid head, FileNotFoundError if there is none."""
     where = Path(folder).expanduser()
     if not (where / _CONFIG).is_file() or not any((where / name).is_file() for name in (_WEIGHTS, _PICKLED)):
         raise FileNotFoundError(
@@ -99,7 +99,7 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
-    """Return the shape that a configuration states; renames tensors of speculators. Raises ValueError for unknown
+    """Return the shape that a configuration specifies; renames tensors of speculators. Raises ValueError for unknown
     values.
     """
     for name in config.get("architectures") or ():
@@ -205,7 +205,7 @@ def _wanted(config: Mapping[str, Any], name: str) -> Any:
 
 
 def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | None:
-    """Return the target's id of each of the head's tokens; removes the tensors that state it from `tensors`."""
+    """Return the target's id of each of the head's tokens; removes the tensors that define it from `tensors`."""
     offsets, marks = tensors.pop("d2t", None), tensors.pop("t2d", None)
     vocabulary, draft = shape.layer.vocab_size, shape.draft_vocabulary
     if shape.version == 1 or (offsets is None and draft == vocabulary):
@@ -226,7 +226,7 @@ def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | N
 
 
 def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError for the first tensor that is missing, unknown or of another shape."""
+    """Raise ValueError for the first tensor that is missing, unknown or of the wrong shape."""
     for name, size in wanted.items():
         if name not in tensors:
             raise ValueError(f"tensor {name} of shape {size} is missing")
@@ -243,7 +243,7 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     layer = shape.layer
     size, bias = shape.draft_vocabulary, shape.fc_bias
     writable = HeadShape(shape.version, layer, layer.hidden_size, draft_vocabulary=size, fc_bias=bias)
-    assert shape == writable, "a head of another shape than those that are made here"
+    assert shape == writable, "only heads in the shapes that are trained here can be written"
     rope = ("rope_parameters", "rope_scaling", "rope_theta")
     config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
     config["rope_theta"] = layer.rope_parameters["rope_theta"]

@@ -1,9 +1,9 @@
 """EAGLE heads: small networks that continue from the target's hidden states.
 
 The head of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) predicts the next hidden state from a token and
-the target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer turns it
-into a token. EAGLE-3 (2503.01840) takes states from three depths and predicts a token, by its own output layer over the
-most frequent tokens. The layers are those of transformers; parameters have the names of the authors' files.
+the target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer maps it to
+a token. EAGLE-3 (2503.01840) reads states from three depths and predicts a token, by its own output layer over the most
+frequent tokens. The layers are those of transformers; parameters have the names of the authors' files.
 
 Cost of a pass: one layer over its rows, and an output layer.
 """
@@ -40,19 +40,19 @@ class HeadShape:
     version: int
     """1 for EAGLE-1 and EAGLE-2, or 3."""
     layer: LlamaConfig | Qwen3Config
-    """Configuration of its decoder layers; its `vocab_size` is the target's."""
+    """Configuration of the head's decoder layers; its `vocab_size` is the target's."""
     target_hidden: int
-    """The size of the target's hidden states."""
+    """Size of the target's hidden states."""
     states: tuple[int, ...] | None = None
-    """Which of the target's hidden states it reads; None for those of the paper."""
+    """Indices of the target's hidden states that it reads; None for those of the paper."""
     draft_vocabulary: int = 0
-    """Tokens that an EAGLE-3 head can predict."""
+    """Number of tokens that an EAGLE-3 head can predict."""
     fc_bias: bool = False
     qkv_bias: bool = False
     norm_before_fc: bool = False
     """Normalize the concatenated states."""
     fc_norm: bool = False
-    """Normalize each state by itself."""
+    """Normalize each state separately."""
     norm_before_residual: bool = False
     """The residual path carries the normalized state."""
     norm_logits: bool = True
@@ -71,14 +71,14 @@ class HeadShape:
         return self.target_hidden * (1 if self.version == 1 else len(self.states or _PAPERS))
 
     def states_of(self, layers: int) -> tuple[int, ...]:
-        """Return the numbers of the hidden states it reads of a target with that many layers, as in transformers."""
+        """Return the indices, as in transformers, of the hidden states it reads of a target with that many layers."""
         if self.version == 1:
             return last_state(layers)
         return self.states or tuple(place(layers) for place in _PAPERS)
 
 
 class EagleHead(nn.Module):
-    """Common parts of both heads. n rows are fed at once: for each the embedding of a token and the state before it."""
+    """Common parts of both heads. A pass reads n rows: the embedding of a token and the state before it."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class EagleHead(nn.Module):
         self.rotary = LlamaRotaryEmbedding(shape.layer)
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the head's states (..., width) from the concatenated target states that it reads."""
+        """Return the head's states (..., width) from the concatenated target states."""
         raise NotImplementedError
 
     def forward(
@@ -98,14 +98,15 @@ class EagleHead(nn.Module):
         cache: Cache,
     ) -> torch.Tensor:
         """Return outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n),
-        which are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
+        and append the rows to the cache. A row attends to the keys in `mask` (batch or 1, 1, n, keys) bool, all if
+        None.
         """
         rotated = self.rotary(embedded, positions)
         attention = {"position_embeddings": rotated, "attention_mask": mask, CACHE: cache}
         return self.through(embedded, states, attention)
 
     def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
-        """Return outputs as `forward` does, from the arguments of the layers' attention."""
+        """Return outputs as `forward` does, given the arguments of the layers' attention."""
         raise NotImplementedError
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -127,7 +128,7 @@ class EagleHead(nn.Module):
 
     @property
     def ids(self) -> torch.Tensor | None:
-        """(draft vocabulary,) int64: the target's id of each token it can predict; None if they are equal."""
+        """(draft vocabulary,) int64: the target's id of each token it can predict; None if ids are the same."""
         return None
 
 
@@ -148,8 +149,8 @@ class Eagle1Head(EagleHead):
 
 
 class Eagle3Head(EagleHead):
-    """`fc` over the target's states, a layer that reads embedding and state concatenated, more layers, an output
-    layer.
+    """`fc` over the target's states, a layer that reads the embedding and the state concatenated, further layers, and
+    an output layer.
     """
 
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
@@ -204,7 +205,7 @@ def _kinds(layer: LlamaConfig | Qwen3Config) -> tuple[type[Any], type[Any], type
 
 
 class _FirstLayer(nn.Module):
-    """A decoder layer whose attention reads `inputs` wide, and that leaves its input norm to subclasses."""
+    """A decoder layer whose attention reads inputs of width `inputs`; subclasses apply the input norm."""
 
     def __init__(self, shape: HeadShape, inputs: int) -> None:
         super().__init__()
@@ -225,7 +226,7 @@ class _FirstLayer(nn.Module):
 
 
 class _FusedLayer(_FirstLayer):
-    """The first layer of EAGLE-3: embedding and state, each normalized, concatenated."""
+    """The first layer of EAGLE-3: embedding and state, each normalized, are concatenated."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape, 2 * shape.width)

@@ -1,8 +1,8 @@
 """A head that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
 A row is a token and the hidden state before it: the target's, once known, and the head's own within a tree. The cache
-keeps only rows with the target's states: accepted draft tokens are read again with these. Tokens in the target's cache
-before the call are not read, since their states are unknown.
+keeps only rows with the target's states: accepted draft tokens are read again with these. Tokens that were in the
+target's cache before the call are skipped, since their states are unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlacedHead:
 
     head: EagleHead
     embedding: torch.nn.Module
-    """The target's, or the head's own."""
+    """The target's embedding, or the head's own."""
     output: torch.nn.Module
     """The target's output layer."""
     vocabulary: int
@@ -39,7 +39,7 @@ class PlacedHead:
         return self.embedding(tokens[None].to(self.device)).to(self.device, self.dtype)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, vocabulary) from outputs (n, width); lowest for tokens that the head cannot predict."""
+        """Return logits (n, vocabulary) from outputs (n, width); -inf for tokens that the head cannot predict."""
         logits = self.head.logits(outputs, self.output).to(self.device)
         if self.head.ids is None:
             return logits
@@ -55,9 +55,9 @@ class HeadReader(PendingStates):
         self._placed = placed
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
-        """(nodes, width): the head's outputs at the nodes that were read, the sequence's last token first."""
+        """(nodes, width): the head's outputs at the nodes read so far, the sequence's last token first."""
         self._visible, self._depths = torch.empty(0), torch.empty(0)
-        """Which nodes each node but the first sees, (nodes, nodes but the first) bool; depths (nodes,) int64."""
+        """Which nodes except the first each node attends to, (nodes, nodes - 1) bool; depths (nodes,) int64."""
 
     @property
     def knows(self) -> bool:
@@ -66,8 +66,8 @@ class HeadReader(PendingStates):
 
     @torch.no_grad()
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Return logits (1, vocabulary) after `sequence` (length,), all of whose tokens but the last have known
-        states.
+        """Return logits (1, vocabulary) after `sequence` (length,); the states of all tokens except the last must be
+        known.
         """
         if len(self._outputs) > 1:
             self._cache.crop(1 - len(self._outputs))
@@ -93,7 +93,7 @@ class HeadReader(PendingStates):
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the node read as number `parents[i]`; root: 0."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
         visible = torch.cat([self._visible[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)

@@ -1,10 +1,10 @@
-"""Several drafters at once: their drafts are merged into one tree, of which the best nodes are verified.
+"""Several drafters combined: their drafts are merged into one tree, of which the best nodes are verified.
 
-Every part drafts as if it were alone. The probability that a node is accepted is learned while decoding, from the parts
-that propose it and their confidence (`merge`). Every part observes each verified step, so that one learns from the
-proposals of another.
+Every part drafts independently. The acceptance probability of a node is learned while decoding, from the parts that
+propose the node and their confidence (`merge`). Every part observes each verified step, so parts also learn from each
+other's proposals.
 
-Cost per step: that of all parts, spent before anything is chosen; a few microseconds per node.
+Cost per step: that of all parts, spent before any node is selected; a few microseconds per node.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .._registry import make_drafter
 from .merge import FuseCalibration, Merged, NodeValues, fixed_nodes, merge_drafts, valued_draft, warm_up
 
 _MOST_PARTS = 6
-"""Statistics have a cell for every combination of parts."""
+"""The calibration has a cell for every combination of parts."""
 
 
 @dataclass
 class Fuse(Drafter):
-    """Drafts with several drafters at once: the most probable nodes of all."""
+    """Combines several drafters: verifies the most probable nodes of all their drafts."""
 
     unnamed: ClassVar[str] = "parts"
     parts: str | Sequence[str | Drafter]
@@ -42,7 +42,7 @@ class Fuse(Drafter):
     nodes: int | Literal["auto"] = "auto"
     """Maximum number of drafted nodes, the best of all parts; auto: as many as pay on this machine."""
     drafters: list[Drafter] = field(default_factory=list, init=False)
-    """The parts, as they were made."""
+    """The parts as drafter objects."""
 
     def __post_init__(self) -> None:
         check_auto_or_nodes(self, "nodes")
@@ -53,12 +53,12 @@ class Fuse(Drafter):
                 f"{self.parts!r}"
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
-            raise ValueError("the parts of fuse must be different objects, got one drafter twice; make it twice")
+            raise ValueError("the parts of fuse must be different objects, got one drafter twice; create it twice")
         self.labels = _labels(self.drafters)
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))
         self.learning = Lock()
-        """Held where the calibration is read or updated."""
+        """Held while the calibration is read or updated."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -76,12 +76,12 @@ class Fuse(Drafter):
         )
 
     def states_of(self, layers: int) -> list[int]:
-        """Return the hidden states that the parts need of a target with that many layers, part after part."""
+        """Return the indices of the hidden states that the parts need of a target with `layers` layers, by part."""
         needs = [part.traits.states for part in self.drafters]
         return [number for need in needs if need is not None for number in need(layers)]
 
     def fork(self) -> Fuse:
-        """Fork every part; what parts share with their own forks stays shared."""
+        """Fork every part; state that parts share with their own forks stays shared."""
         other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
         other.calibration = copy.deepcopy(self.calibration)
         return other
@@ -107,13 +107,13 @@ class Fuse(Drafter):
         return self.describe_parts(self.drafters)
 
     def describe_parts(self, parts: Sequence[SequenceDrafter]) -> str:
-        """Return one line: the parts by their options, or as started for a sequence."""
+        """Return one line that describes the parts by their options, or as started for a sequence."""
         size = "as many nodes as pay" if self.nodes == "auto" else f"{self.nodes} nodes at most"
         return f"fuse: {size}, best first, of {' + '.join(f'({part.describe()})' for part in parts)}"
 
 
 class FuseSequence(SequenceDrafter):
-    """The parts' drafters of one sequence, and what they proposed."""
+    """The parts' drafters of one sequence, and their proposals."""
 
     drafter: Fuse
 
@@ -124,7 +124,7 @@ class FuseSequence(SequenceDrafter):
         self.pass_cost = max((part.pass_cost for part in parts if part.pass_cost is not None), default=None)
         needs = [len(part.traits.states_read(target)) for part in drafter.drafters]
         self._states = np.cumsum([0, *needs]).tolist()
-        """Offset of each part's hidden states among the concatenated ones, and the number of all."""
+        """Offset of each part's hidden states among the concatenated ones, and their total number."""
         self._proposed: _Proposal | None = None
         self._counts: Counter[str] = Counter()
 
@@ -159,7 +159,7 @@ class FuseSequence(SequenceDrafter):
             valued = self.drafter.calibration.values_of(merged)
         self._proposed = _Proposal(merged, valued)
         first, sampled = fixed_nodes(merged, budget.nodes)
-        # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
+        # Whether the loop can use a sampled draft must depend on the number of nodes, not on the sampled tokens.
         if sampled and not self._target.info.fits(len(context.tokens) - 1, budget.nodes + 1):
             return merged.draft.cut(0)
         return valued_draft(merged, valued.values, sampled, first)
@@ -208,7 +208,7 @@ def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
 
 
 def _labels(drafters: Sequence[Drafter]) -> list[str]:
-    """Return a label for each part; of equal names the later ones are numbered."""
+    """Return a label for each part; repeated names are numbered."""
     labels: list[str] = []
     for drafter in drafters:
         name = drafter.name or type(drafter).__name__

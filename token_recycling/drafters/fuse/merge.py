@@ -1,15 +1,16 @@
 """Several drafts of one sequence as one tree: merged, valued by past acceptance, and pruned.
 
-Nodes of one token after the same tokens are one node, with a rank and a confidence of each drafter that proposes it.
-The confidence of a drafter is calibrated by itself, rank and depth. The mean of several is calibrated again, by which
-of them propose the token, which propose others and which nothing: agreement is right far more often. A node's value is
-the product of the probabilities from the root, by which the tree is pruned (Sequoia, 2402.12374, section 4.1).
+Nodes with the same token on the same path become one node, with a rank and a confidence for each drafter that proposes
+it. The confidence of a drafter is calibrated by confidence, rank and depth. The mean of several is calibrated again, by
+which drafters propose the token, propose others, or nothing: tokens that drafters agree on are far more often correct.
+A node's value is the product of the probabilities along its path, by which the tree is pruned (Sequoia, 2402.12374,
+section 4.1).
 
-Sampled drafts (`Draft.sampled_from`) stay exact: of one drafter that samples, whole layers are kept, as many as fit.
-The number of nodes of a layer depends on the tokens sampled above it, never on those in it. Deeper sampled nodes, and
-those of other drafters, count as chosen, and may be left out for any reason.
+Sampled drafts (`Draft.sampled_from`) stay exact: for one sampling drafter, whole layers are kept, as many as fit. The
+number of nodes of a layer depends on the tokens sampled above it, never on those in it. Deeper sampled nodes, and those
+of other drafters, count as deterministic and may be dropped for any reason.
 
-Cost per step: about a microsecond a node in Python, less than that in compiled code.
+Cost per step: about a microsecond per node in Python, less in compiled code.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from ...recycling.calibration import CELLS, calibrated, cell_of, count, match_ki
 from ...trees.draft import Draft, DraftBuilder
 
 _UNSURE = 0.5
-"""Confidence in the best candidate of a drafter that states none; each further one has half of it."""
+"""Confidence in the best candidate of a drafter without probabilities; each further candidate has half of it."""
 
 
 class Merged(NamedTuple):
-    """p drafts in one: every path once; n nodes, the root included. A `Draft` has one probability per node, and the
-    calibration needs those of every part.
+    """p drafts merged: every path occurs once; n nodes, the root included. A `Draft` has one probability per node; the
+    calibration needs one per part.
     """
 
     draft: Draft
-    """Without probabilities yet; of drafts with sampled nodes the first keeps them as sampled."""
+    """Without probabilities yet; only the first draft with sampled nodes keeps them as sampled."""
     ranks: np.ndarray
-    """(n, p) int64: the node's rank in each draft, -1 where it is not proposed."""
+    """(n, p) int64: the node's rank in each draft, -1 if not proposed."""
     confidences: np.ndarray
     """(n, p) float32: each drafter's probability of the node after its parent."""
     needed: Sequence[Sequence[int]]
     """(p): see `Draft.needed`."""
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Return the nodes that carry these tokens, one after another below the root, as far as they exist."""
+        """Return the nodes with these tokens along a path from the root, as far as they exist."""
         path: list[int] = []
         for length in range(1, len(tokens) + 1):
             nodes = self.draft.carrying(tokens[:length])
@@ -57,7 +58,7 @@ class Merged(NamedTuple):
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     """Merge drafts with one root."""
     drawing = next((part for part, draft in enumerate(drafts) if draft.sampled_from), 0)
-    # Its nodes come first in every layer, so that sampled siblings keep their order of sampling.
+    # The nodes of the sampling drafter come first in every layer, so that siblings keep their order of sampling.
     order = sorted(range(len(drafts)), key=lambda part: part != drawing)
     tokens = [draft.tokens.tolist() for draft in drafts]
     grown, places = DraftBuilder(tokens[0][0]), [[0] for _ in drafts]
@@ -70,7 +71,7 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     ranks = np.full((len(grown.parents), len(drafts)), -1, np.int64)
     confidences = np.zeros(ranks.shape, np.float32)
     for part, draft in enumerate(drafts):
-        # Backwards: of two equal siblings the first one is followed.
+        # In reverse order: of two equal siblings the first one wins.
         nodes, own_ranks = np.array(places[part])[::-1], draft.ranks[::-1]
         ranks[nodes, part] = own_ranks
         if draft.probabilities is None:
@@ -87,23 +88,23 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
 
 
 class NodeValues(NamedTuple):
-    """Acceptance probabilities of n nodes, and the kinds of candidates they came from."""
+    """Acceptance probabilities of n nodes, and the bins of their candidates."""
 
     values: np.ndarray
     """(n,) float64: probability that the node is accepted."""
     alone: np.ndarray
-    """(n, p) int64: kind of candidate for each drafter."""
+    """(n, p) int64: bin of the candidate for each drafter."""
     joint: np.ndarray
-    """(n,) int64: kind among all candidates."""
+    """(n,) int64: bin in the joint calibration."""
 
 
 class FuseCalibration(NamedTuple):
-    """Acceptance statistics of p drafters, alone and jointly."""
+    """Acceptance statistics of p drafters, separate and joint."""
 
     alone: np.ndarray
     """(p, kinds, 2) float32: a `calibration.new_calibration` for each drafter."""
     joint: np.ndarray
-    """(kinds, 2) float32: the same, with a kind for every combination of drafters."""
+    """(kinds, 2) float32: the same, with bins for every combination of drafters."""
 
     @classmethod
     def empty(cls, parts: int) -> FuseCalibration:
@@ -119,7 +120,7 @@ class FuseCalibration(NamedTuple):
         return valued
 
     def learn(self, merged: Merged, valued: NodeValues, tokens: Sequence[int]) -> None:
-        """Count accepted nodes and their rejected siblings: `tokens` are the sequence's after the root."""
+        """Count accepted nodes and their rejected siblings; `tokens` are the sequence's tokens after the root."""
         draft = merged.draft
         _learn(draft.parents, draft.tokens, merged.ranks, self, valued, np.array(tokens))
 
@@ -163,7 +164,7 @@ def _value(
         valued.joint[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
         values[node] = calibrated(calibration.joint, valued.joint[node], mixed[node])
         sums[parents[node]] += values[node]
-    for node in range(1, n):  # of siblings at most one is right
+    for node in range(1, n):  # at most one of several siblings is correct
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])
 
 
@@ -202,8 +203,8 @@ def warm_up() -> None:
 
 
 def fixed_nodes(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the nodes kept whatever their value, where `most` may be drafted, and those of them that count as
-    sampled.
+    """Return the nodes that are kept whatever their value if at most `most` nodes may be drafted, and those among them
+    that count as sampled.
     """
     fixed: frozenset[int] = frozenset({0})
     sampled: frozenset[int] = frozenset()
@@ -222,8 +223,8 @@ def fixed_nodes(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[in
 
 
 def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int], fixed: frozenset[int]) -> Draft:
-    """Return the merged draft with acceptance probabilities `values` (n,); of its sampled nodes only those in `sampled`
-    count as sampled, and those in `fixed` stay whatever their value.
+    """Return the merged draft with acceptance probabilities from `values` (n,). Only the sampled nodes in `sampled`
+    count as sampled; nodes in `fixed` stay whatever their value.
     """
     draft, probabilities = merged.draft, np.ones(len(values), np.float32)
     above = values[draft.parents[1:]]
