@@ -148,7 +148,7 @@ a later prompt may branch off at any token and then needs the window before it.
 ## Length limits
 
 At these lengths decoding proceeds token by token. Batches and padded prompts fall back to transformers for these
-models, for mpt, and for models marked "paths alone":
+models, for mpt, and for models marked "paths only":
 
 """
 _REFUSED = """

@@ -1,7 +1,7 @@
-"""The needs of each family of models for exact trees.
+"""Requirements of each model family for exact trees.
 
-Most models need one mask. Models with sliding windows or chunks need one for each type of layer (`Reach`). All other
-needs are in `EXCEPTIONS`, by `config.model_type`: a new family is one entry.
+Most models need one mask. Models with sliding windows or chunks need one per layer type (`Reach`). All other needs are
+in `EXCEPTIONS`, by `config.model_type`: a new family is one entry.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ zamba2 zaya
 WITH_STATES = frozenset(_STATEFUL.split())
 """Families that may have recurrent layers."""
 READ_ON = WITH_STATES - {"falcon_mamba", "jamba", "mamba", "zamba"}
-"""Those whose recurrent layers give the same states for several tokens at once as one by one. Those of the others begin
-as if nothing had been read; those of unknown families may, and never read several tokens after a state either.
+"""Families whose recurrent layers give the same states for several tokens at once as for single ones. In others, such a
+pass starts as if nothing had been read; in unknown families it may. So after a state these read single tokens only.
 """
 STATES_ELSEWHERE = frozenset({"recurrent_gemma", "rwkv", "xlstm"})
-"""Families whose layers keep states in themselves, or in a cache of their own."""
+"""Families whose layers keep states in themselves, or in their own kind of cache."""
 TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
 """Families for which trees were compared with linear decoding: docs/architectures.md."""
 
@@ -53,7 +53,7 @@ class Reach:
     size: int = 0
 
     def of(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor | None:
-        """Pairs within reach, (batch, 1, queries, keys) bool, from positions (batch, ...); None for all pairs."""
+        """Return pairs within reach, (batch, 1, queries, keys) bool, from positions (batch, ...); None for all."""
         queries, keys = query_positions[:, None, :, None], key_positions[:, None, None, :]
         if self.kind == "sliding":
             return keys > queries - self.size
@@ -64,7 +64,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Border:
-    """A length of sequence at which the model changes how it computes; a tree must not lie across it."""
+    """A sequence length at which the model changes how it computes; a tree must not lie across it."""
 
     at: int
     """In tokens; a tree after `length` tokens is before the border if `length + nodes <= at`."""
@@ -74,14 +74,14 @@ class Border:
     repeats: bool = False
     """Whether there is another border after every `at` tokens."""
     at_once: bool = False
-    """Whether a prompt that ends beyond it must be read in one pass, because its length decides how it is read."""
+    """Whether a prompt that ends beyond it must be read in one pass, because its length determines how it is read."""
     changes_model: bool = False
-    """Whether passes beyond it leave the model itself changed, so that calls of several threads must take turns."""
+    """Whether passes beyond it change the model itself, so that calls of several threads must take turns."""
     reread: bool = False
-    """Whether the model's own `generate` reads the whole sequence again on reaching it."""
+    """Whether the model's own `generate` reads the whole sequence again at this length."""
 
     def fits(self, length: int, nodes: int) -> bool:
-        """Whether a tree of `nodes` nodes after `length` tokens is exact."""
+        """Return whether a tree of `nodes` nodes after `length` tokens is exact."""
         if self.repeats:
             return (length + 1) // self.at == (length + nodes) // self.at
         return length + nodes <= self.at or (self.beyond and length >= self.at)
@@ -89,24 +89,24 @@ class Border:
 
 @dataclass(frozen=True)
 class KeyBias:
-    """A bias that grows with a key's place in the cache (ALiBi), and that trees need by position."""
+    """A bias that grows with a key's cache slot (ALiBi); trees need it by position."""
 
     argument: str
     """The argument of the model's blocks that holds it."""
     in_mask: bool = False
-    """Whether the model puts it into the attention mask too."""
+    """Whether the model's attention mask contains it too."""
     shared: bool = False
     """Whether the model has one bias for all sequences of a batch."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Needs of a family besides masks; biases and borders are made from its configuration, None if nothing."""
+    """Needs of a family besides masks. Biases and borders are computed from its configuration; None if it has none."""
 
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None
     slots: bool = False
-    """Whether positions, or windows of attention, are slots of the cache in spite of the positions that it is given."""
+    """Whether positions or attention windows are counted in cache slots, whatever positions the model is given."""
     sees_padding: bool = False
     """Whether `generate` lets tokens attend to padding."""
 
@@ -120,8 +120,8 @@ def _llama4_border(config: PretrainedConfig) -> Border | None:
 def _minimax_m3_border(config: PretrainedConfig) -> Border | None:
     if "minimax_m3_sparse" not in config.layer_types:
         return None
-    # The block of a query is chosen whatever is in it, so that a tree within one block disturbs nothing; without local
-    # blocks it is one among others.
+    # The block of a query is always chosen, so a tree within one block does not affect the choice. Without local blocks
+    # it competes with the others.
     size = config.index_block_size if config.index_local_blocks else 1
     return Border(size, "its index chooses blocks of cache slots", repeats=True)
 
@@ -139,33 +139,33 @@ EXCEPTIONS: dict[str, Needs] = {
     "minimax_m3_vl_text": Needs(border=_minimax_m3_border),
     "phi3": Needs(border=_phi3_border),
     "phimoe": Needs(border=_phi3_border),
-    "git": Needs(sees_padding=True),  # its mask is shifted by the tokens of a picture, without one too
+    "git": Needs(sees_padding=True),  # its mask is shifted by image tokens, even without an image
     "gpt_neo": Needs(slots=True),
     "inkling_text": Needs(slots=True),
     "inkling2_text": Needs(slots=True),
 }
-"""Families that masks and positions alone do not make exact."""
+"""Families for which masks and positions are not enough."""
 
 
 def index_border(config: PretrainedConfig) -> Border | None:
-    """Return the length from which on sparse attention chooses among keys by an index; None where the index looks at
-    the tokens of each query's path alone, in order.
+    """Return the length from which sparse attention chooses among keys by an index; None if the index reads only the
+    tokens of each query's path, in order.
     """
     if hasattr(config, "indexer_compress_ratio"):
         return None
-    # Scores of keys are cut off at 0, so that many are equal, and which of them are chosen follows from how many slots
-    # a pass has: only a pass over the very slots that `generate` has there chooses alike.
+    # Scores of keys are cut off at 0, so many are equal, and the choice among these depends on the number of slots in a
+    # pass: only a pass over exactly the slots of `generate` makes the same choice.
     why = "its index chooses among equal keys by their slots"
     return Border(getattr(config, "index_topk", 0), why, at_once=True)
 
 
 def changes_frequencies(rope_type: str) -> bool:
-    """Whether rotary frequencies of this scaling change with the length of a sequence."""
+    """Return whether rotary frequencies change with the sequence length under this scaling."""
     return rope_type == "longrope" or "dynamic" in rope_type
 
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
-    """Return the length at which rotary frequencies change, for the scalings that do so."""
+    """Return the length at which rotary frequencies change, or None if the scaling is constant."""
     given = getattr(config, "rope_parameters", None) or {}
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:

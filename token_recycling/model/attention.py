@@ -1,14 +1,14 @@
-"""Attention for forward passes over trees, in place of the implementation that a model's configuration names.
+"""Attention for forward passes over trees; it replaces the implementation that a model's configuration names.
 
 It differs from a model's own attention in two ways. With grouped-query attention and a mask, transformers copies the
 keys and values of the whole context for every query head. Here the queries of one group become more rows over the same
-keys: the same sums, and a tree step costs up to a seventh less. And implementations that do not take any mask (flash,
-flex) are replaced by one that does.
+keys: the same sums, and a tree step costs up to a seventh less. And implementations that do not support arbitrary masks
+(flash, flex) are replaced by one that does.
 
-A configuration is shared by all threads, so it is never changed. Instead the functions registered with transformers
-under a name are wrapped by ones that look at a context variable: outside of our forward passes, and for any other
-model, they call the original. A compiler cannot look there: in its graphs `sdpa` attends as registered, and other
-implementations attend as `sdpa` does if they are given a mask of four dimensions.
+A configuration is shared by all threads, so it is never changed. Instead, wrappers replace the functions registered
+with transformers under a name, and read a context variable: outside of our forward passes, and for any other model,
+they call the original. A compiler cannot read the variable: in its graphs `sdpa` attends as registered, and other
+implementations attend as `sdpa` does if they are given a four-dimensional mask.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ Attended = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class _Pass:
-    """Settings of attention for the passes of one model."""
+    """Attention settings for the passes of one model."""
 
     config: PretrainedConfig
     attention: str
     """sdpa or eager."""
     grouped: bool
-    """Whether the queries of one group stand side by side."""
+    """Whether queries of one group read shared keys without copies."""
     masks: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
-    """The last masks that were repeated, how often, and the result."""
+    """The last masks that were repeated, with the number of repeats and the result."""
 
 
 _current: ContextVar[_Pass | None] = ContextVar("pass", default=None)
 _registering = threading.Lock()
 _MASKS_KEPT = 4
-"""One for each type of layer, and some."""
+"""Number of repeated masks kept: one per layer type, and some to spare."""
 
 
 def _pass_of(config: PretrainedConfig | None) -> _Pass | None:
-    """The pass within which a model of this configuration attends, as far as can be seen."""
-    # Not `is_compiling`, which says so in all threads while one compiles.
+    """Return the current pass if it is of a model with this configuration, else None."""
+    # Not `is_compiling`, which is true in all threads while one compiles.
     current = None if torch.compiler.is_dynamo_compiling() else _current.get()
     return current if current is not None and current.config is config else None
 
 
 @dataclass(frozen=True)
 class _StandIn:
-    """Is registered for a name, in place of the function that was `before`."""
+    """Registered under a name, in place of the function `before`."""
 
     before: Callable[..., Attended]
 
 
 class _Grouped(_StandIn):
-    """In place of sdpa: within our passes the queries of one group become more rows over the same keys."""
+    """Replaces sdpa: within our passes the queries of one group become more rows over the same keys."""
 
     def __call__(
         self,
@@ -78,10 +78,10 @@ class _Grouped(_StandIn):
         *args: Any,
         **others: Any,
     ) -> Attended:
-        """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
+        """Attend with queries (batch, heads, n, size) to keys and values (batch, key/value heads, length, size)."""
         current = _pass_of(getattr(module, "config", None))
         if current is not None and attention_mask is not None and attention_mask.is_floating_point():
-            # Layers may compute in another type than their weights are stored in.
+            # Layers may compute in another dtype than that of their weights.
             attention_mask = attention_mask.to(query.dtype)
         if (
             current is None
@@ -107,8 +107,8 @@ class _Grouped(_StandIn):
 
 
 class _Masked(_StandIn):
-    """In place of an implementation that takes no mask of a tree: within our passes one that takes any; in a graph,
-    for a mask that could not be taken otherwise.
+    """Replaces an implementation that does not support tree masks: within our passes by one that does; in a graph, for
+    masks that it does not support.
     """
 
     def __call__(
@@ -137,7 +137,7 @@ class _Masked(_StandIn):
 
 @dataclass(frozen=True)
 class _Masks:
-    """Is registered for a name, in place of what made its masks `before`, if anything did."""
+    """Registered under a name, in place of the function `before` that made its masks, if there was one."""
 
     before: Callable[..., Any] | None
 
@@ -145,13 +145,13 @@ class _Masks:
         current = _pass_of(options.get("config"))
         if current is None:
             return self.before(*args, **options) if self.before is not None else None
-        # Always a mask: layers that are compiled one by one know by it what to do.
+        # Always a mask: layers that are compiled one by one select their attention by it.
         return AttentionMaskInterface()[current.attention](*args, **{**options, "allow_is_causal_skip": False})
 
 
 def _repeated(mask: torch.Tensor, times: int, copies: list[tuple[torch.Tensor, int, torch.Tensor]]) -> torch.Tensor:
-    """The mask with its rows `times` times over; made in the first layer of a pass, kept for the others. Where layers
-    lie on several devices each is given a copy, of which only the last ones are kept.
+    """Return the mask with its rows repeated `times` times; it is computed in the first layer of a pass and reused by
+    others. Layers on several devices each get a copy, of which only the last ones are kept.
     """
     for original, repeats, repeated in copies:
         if original is mask and repeats == times:
@@ -162,8 +162,8 @@ def _repeated(mask: torch.Tensor, times: int, copies: list[tuple[torch.Tensor, i
 
 
 def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozenset[str]:
-    """Put ours in place of what is registered for the names by which a model's passes find their attention, see
-    `attending`; return these names.
+    """Replace the functions registered under the names by which a model's passes find their attention; return these
+    names. See `attending`.
     """
     configured = attention_name(config)
     if configured == attention and not (grouped and configured == "sdpa"):
@@ -181,7 +181,7 @@ def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozens
 
 
 def stands_in(names: frozenset[str]) -> bool:
-    """Whether ours is still registered for these names, rather than what another library has put there since."""
+    """Return whether ours are still registered under these names, not what another library has put there."""
     functions, makers = AttentionInterface(), AttentionMaskInterface()
     return all(isinstance(functions.get(name), (_StandIn, NoneType)) for name in names) and all(
         isinstance(makers.get(name), _Masks) for name in names - {"sdpa"}
@@ -190,8 +190,8 @@ def stands_in(names: frozenset[str]) -> bool:
 
 @contextmanager
 def attending(config: PretrainedConfig, attention: str, grouped: bool) -> Iterator[None]:
-    """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
-    sdpa or eager; `grouped` sdpa does so without copies of shared heads. `stand_in` was called for them.
+    """Within the block, this thread's passes of a model with this configuration attend with `attention`, sdpa or eager;
+    with `grouped`, sdpa makes no copies of shared heads. `stand_in` must have been called for them.
     """
     token = _current.set(_Pass(config, attention, grouped))
     try:

@@ -1,4 +1,4 @@
-"""Whether the forward passes of calls are captured: the code for that (`graphs`) is loaded where they are."""
+"""Choice between captured and eager forward passes; the code for captures (`graphs`) is imported only when needed."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Backend:
     fast: Fast = False
     """True captures passes or raises, "auto" captures them on CUDA where possible, False never does."""
     suspends: bool = False
-    """Whether calls may be suspended between steps for as long as their callers like."""
+    """Whether calls may be suspended between steps for any length of time."""
     falls_back: bool = False
-    """Whether passes of a call that cannot be captured are eager with `fast=True` too."""
+    """Whether passes that cannot be captured are eager with `fast=True` too."""
 
     def __post_init__(self) -> None:
         if self.fast != "auto" and not isinstance(self.fast, bool):
             raise ValueError(f'fast must be True, False or "auto", got {self.fast!r}')
 
     def captures(self, target: Target) -> bool:
-        """Whether passes of this model are captured, where that is possible."""
+        """Return whether passes of this model are captured where possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
     def take(self, target: Target, cache: TreeCache | None = None, reproducible: bool = False) -> CapturedPasses | None:
-        """Take the captured passes of a model for a run, which gives them back at its end; None where its passes are
-        eager. A run decodes in `cache`, or in none, where sequences join and leave; `reproducible` if equal calls must
-        give equal outputs. Where passes cannot be captured, raise NoFastPathError, or fall back, with one warning for
-        each reason.
+        """Acquire the captured passes of a model for a run, which releases them at its end; return None if its passes
+        are eager. `cache`: where the run decodes, None if sequences join and leave; `reproducible`: whether equal calls
+        must give equal outputs. Where passes cannot be captured, raise NoFastPathError, or fall back with one warning
+        per reason.
 
-        A model has slots for one run: where this does not fall back, that of another thread is waited for, unless it
-        suspends.
+        A model has slots for one run. If this backend does not fall back, it waits for the run of another thread,
+        unless that run may be suspended.
         """
         if not self.captures(target):
             return None
@@ -58,9 +58,7 @@ class Backend:
             if passes.wait():
                 passes = passes_or_reason(target)  # meanwhile the model may have changed
             else:
-                passes = (
-                    "this thread has another call of the model under way, or a stream of it has not ended; close it"
-                )
+                passes = "another call of the model is active in this thread, or a stream of it has not ended; close it"
         if isinstance(passes, str):
             raise NoFastPathError(f"fast=True: {passes}")
         return passes
@@ -68,9 +66,9 @@ class Backend:
     def capture_common(
         self, target: Target, states: tuple[int, ...] = (), sequences: int = 1, reproducible: bool = False
     ) -> None:
-        """Capture now, with a progress bar, the common shapes of passes over up to `sequences` sequences that read the
-        hidden `states` of these numbers, so that no call waits for them. Where captured passes do not hold for the
-        model, raise NoFastPathError with `fast=True`; else the first call says so.
+        """Capture the common shapes of passes over up to `sequences` sequences now, with a progress bar, so that no
+        call waits for them. `states`: numbers of the hidden states that the passes read. If the model's passes cannot
+        be captured, raise NoFastPathError with `fast=True`; otherwise the first call warns.
         """
         if not self.captures(target):
             return

@@ -1,11 +1,11 @@
-"""What depends on releases of transformers and torch: private names, and stand-ins for what older releases lack.
+"""Parts that depend on releases of transformers and torch: private names, and stand-ins for features of later releases.
 
-No other module compares releases, or uses a private name of either library (`PRIVATE`): a test fails where one is used
-elsewhere, or is gone from the installed release.
+No other module compares releases, or uses a private name of either library (`PRIVATE`): a test fails if one is used
+elsewhere, or is missing in the installed release.
 
-Everything else is written for the newest release. Each entry names the release that brought the feature, and goes when
-that release is the lowest one supported (`versions`). Where nothing can stand in, an empty class does, and `needed`
-tells the user which release has the feature.
+All other code is written for the newest release. Each entry names the release that introduced the feature, and is
+removed when that release is the lowest one supported (`versions`). Where no stand-in is possible, an empty class takes
+the place, and `needed` names the release that has the feature.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if _TOO_OLD is not None:
 _TRANSFORMERS = release(transformers.__version__)
 
 CACHE = "cache" if _TRANSFORMERS >= (5, 24) else "past_key_values"
-"""The argument of forward passes, and the field of their outputs, with the KV cache; renamed in 5.24."""
+"""The argument of forward passes, and the field of their outputs, that holds the KV cache; renamed in 5.24."""
 
 
 def cache_argument(arguments: Collection[str]) -> str | None:
-    """Return which of a forward pass's arguments takes the cache, or None."""
+    """Return the argument of a forward pass that takes the cache, or None."""
     return next((name for name in (CACHE, "cache_params", "past_key_values") if name in arguments), None)
 
 
 def _since(module: str, name: str, since: tuple[int, int], base: type = object) -> Any:
-    """Import what transformers has since a release, or make a class, below `base`, that nothing is of."""
+    """Import an object that transformers has since a release, or else make a subclass of `base` without instances."""
     if since <= _TRANSFORMERS:
         return getattr(import_module(f"transformers.{module}"), name)
     return type(name, (base,), {"__module__": __name__, "since": since})
 
 
 def why_not_here(cls: Any, what: str) -> str | None:
-    """Return why `what` needs a later release, where `cls` is of this module and not of transformers; else None."""
+    """Return why `what` needs a later release, if `cls` is of this module and not of transformers; else None."""
     if cls.__module__ != __name__:
         return None
     first = ".".join(map(str, cls.since))
@@ -57,7 +57,7 @@ def why_not_here(cls: Any, what: str) -> str | None:
 
 
 def needed(cls: Any, what: str) -> None:
-    """Raises ValueError with that reason, if there is one."""
+    """Raise ValueError with the reason from `why_not_here`, if there is one."""
     if reason := why_not_here(cls, what):
         raise ValueError(reason)
 
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
     from transformers.modeling_layers import MtpModel
 else:
-    # Layers that keep nothing, in models of which some layers share keys or do not attend: none before.
+    # Layers that keep nothing, in models where some layers share keys or do not attend; earlier releases have none.
     DummyLayer = _since("cache_utils", "DummyLayer", (5, 23))
 
     # Sparse attention, whose layers keep index keys.
@@ -91,11 +91,11 @@ else:
         "cache_utils", "LinearAttentionAndSlidingWindowAttentionLayer", (5, 14)
     )
 
-    # Multi-token prediction: since 5.14, layer by layer, as the drafter needs it, since 5.20.
+    # Multi-token prediction: since 5.14; layer by layer, as the drafter needs it, since 5.20.
     MtpModel = _since("modeling_layers", "MtpModel", (5, 20))
     MtpCache = _since("cache_utils", "MtpCache", (5, 20))
 
-    # DFlash assistants: since 5.15, with hidden states by number, as the drafter gives them, since 5.23.
+    # DFlash assistants: since 5.15; with numbered hidden states, as the drafter provides them, since 5.23.
     DFlashTokenCandidateGenerator = _since("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
 
 
@@ -109,7 +109,7 @@ class OwnLayer(cache_utils.CacheLayerMixin):
 
 
 def left_by_crop(asked: int, slots: int) -> int:
-    """Return how many of some `slots` `crop(asked)` leaves. Before 5.15 a positive number said how many to leave; 0
+    """Return how many of `slots` slots `crop(asked)` leaves. Before 5.15 a positive number is the number to leave; 0
     leaves all since 5.14.
     """
     if asked < 0 or (asked == 0 and _TRANSFORMERS >= (5, 14)):
@@ -122,28 +122,28 @@ def left_by_crop(asked: int, slots: int) -> int:
 
 
 MARKS_NO_CACHES = _TRANSFORMERS < (5, 17)
-"""Whether `generate` leaves unsaid which cache is its caller's."""
+"""Whether `generate` does not mark its caller's cache."""
 CALLERS = "_is_user_defined"
-"""The attribute of a cache that is true for one that the caller of `generate` gave."""
+"""The attribute of a cache that is true if the caller of `generate` passed the cache."""
 
 
 def mark_callers(cache: Any) -> None:
-    """Mark the cache that a caller gives, as `generate` does itself since 5.17."""
+    """Mark a caller's cache, as `generate` does itself since 5.17."""
     if isinstance(cache, Cache):
         setattr(cache, CALLERS, True)
 
 
 _ANOTHER_MODEL_BEFORE = {"doge": (5, 18), "git": (5, 18)}
-"""Families whose code before a release is not what trees were compared with: the self-test decides, and refuses it."""
+"""Families whose code before a release differs from what trees were compared with: the self-test refuses them."""
 
 
 def is_as_compared(family: str) -> bool:
-    """Whether the installed release computes a family as the one that trees were compared with."""
+    """Return whether the installed release computes a family as the one that trees were compared with."""
     return _ANOTHER_MODEL_BEFORE.get(family, (0,)) <= _TRANSFORMERS
 
 
 def dequantising() -> dict[str, Any]:
-    """Arguments of `from_pretrained` that make it dequantise a GGUF file, as releases before `GgufConfig` always do."""
+    """Return arguments of `from_pretrained` that dequantise a GGUF file; releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
@@ -159,8 +159,8 @@ PRIVATE = {
     "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
 }
-"""Private names of transformers and torch in use, each in this module alone, and the reason; `_sample` is also the name
-of the method that overrides it.
+"""Private names of transformers and torch in use, only in this module, and the reason; `_sample` is also the name of
+the method that overrides it.
 """
 
 LOOP = "_sample"
@@ -173,13 +173,13 @@ def plain_loop() -> Callable[..., Any]:
 
 
 def methods_of_the_loop() -> list[str]:
-    """Names of the methods of a model that transformers' own decoding loop is, or calls."""
+    """Return the names of the model methods that transformers' own decoding loop consists of or calls."""
     called = inspect.unwrap(plain_loop()).__code__.co_names
     return [LOOP, *(name for name in called if isinstance(vars(GenerationMixin).get(name), FunctionType))]
 
 
 def chosen_experts(model: PreTrainedModel) -> dict[str, str | None] | None:
-    """Return how a model and its parts compute their experts, by part; None where a release does not say."""
+    """Return how a model and its parts compute their experts, by part; None if the release lacks this setting."""
     return model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
 
 
@@ -188,7 +188,7 @@ attention_name: Callable[[PretrainedConfig], str] = attrgetter("_attn_implementa
 
 
 def _attribute_of(add: Callable[[torch.nn.Module], Any]) -> str:
-    """Return the name of the attribute in which torch keeps what `add` adds to a module."""
+    """Return the name of the attribute in which torch stores the object that `add` adds to a module."""
     module = torch.nn.Module()
     add(module)
     return next(name for name, value in vars(module).items() if isinstance(value, dict) and value)
@@ -202,17 +202,17 @@ HOOKS_BEFORE = _attribute_of(lambda module: module.register_forward_pre_hook(lam
 
 
 def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """Hooks before and after a module's forward pass."""
+    """Yield the hooks before and after a module's forward pass."""
     for name in (HOOKS_AFTER, HOOKS_BEFORE):
         yield from list(vars(module)[name].values())
 
 
 version = attrgetter("_version")
-"""Count operations that have written to a tensor; raises RuntimeError for one of inference mode."""
+"""Return how many operations have written to a tensor; raises RuntimeError for an inference tensor."""
 
 
 def packed_types() -> set[torch.dtype]:
-    """Types of weights that this build of torch packs for this CPU; empty if there are none."""
+    """Return the dtypes of weights that this build of torch packs for this CPU; empty if there are none."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return set()
     try:
@@ -223,7 +223,7 @@ def packed_types() -> set[torch.dtype]:
 
 
 def packed_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Pack a weight (outputs, inputs) for products of about so many rows."""
+    """Pack a weight (outputs, inputs) for products of about `rows` rows."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
@@ -238,9 +238,8 @@ KERNELS_AS_INSTALLED = frozenset(KERNELS)
 
 
 def replaced_kernels() -> list[str]:
-    """Return the kernels of torch's operators that were registered through `torch.library` since this was imported,
-    but for those that only tell shapes, and those of `torch.vmap`, which torch adds when masks of batches first need
-    it.
+    """Return the kernels of torch's operators registered through `torch.library` since this module was imported, except
+    those that only infer shapes, and those that torch adds for `torch.vmap` when masks of batches first need it.
     """
     kernels = (name.split("/") for name in KERNELS - KERNELS_AS_INSTALLED)
     run = (each for each in kernels if each[0] == "aten" and not each[-1].startswith(("Meta", "FuncTorch")))
@@ -248,4 +247,4 @@ def replaced_kernels() -> list[str]:
 
 
 MODES: tuple[Callable[[], Sequence[Any]], ...] = (_get_current_function_mode_stack, _get_current_dispatch_mode_stack)
-"""Return the modes of torch that are on in this thread, of each kind."""
+"""Functions that return the torch modes active in this thread, one per kind of mode."""

@@ -1,7 +1,7 @@
-"""Forward passes of few shapes over the drafts of a batch, on an accelerator.
+"""Forward passes of fixed shapes over the drafts of a batch, on an accelerator.
 
-Attention libraries plan every shape once (cuDNN: 23 to 37 ms of host time, kept for ever), and so do captured graphs
-and compiled code. Drafts are padded to a bucket of rows (`rows_of`), and attention runs over a band of slots
+Attention libraries plan every shape once (cuDNN: 23 to 37 ms of host time, kept forever), and so do captured graphs and
+compiled code. So drafts are padded to a bucket of rows (`rows_of`), and attention runs over a band of slots
 (`band_of`): the sequence, the draft, and masked slots. On a CPU rows cost time, and every forward pass has its exact
 shape (`target.TreeInputs`).
 """
@@ -19,20 +19,20 @@ from .target import Masks, PassInputs, Target, masks
 from .tree_layer import Frame, window_band, window_start
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
-"""Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
+"""Numbers of nodes, root included, to which drafts are padded; the paper's tree has 81."""
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Numbers of sequences of captured passes."""
 SHORTEST_BAND = 1024
-"""Slots that an accelerator reads in a hundredth of the time of a pass; fewer are not worth a shape."""
+"""Slots that an accelerator reads in a hundredth of the time of a pass; fewer do not justify another shape."""
 
 
 def rows_of(nodes: int) -> int:
-    """The smallest bucket for `nodes` nodes; beyond the largest, multiples of it."""
+    """Return the smallest bucket for `nodes` nodes; beyond the largest, multiples of it."""
     return next((bucket for bucket in ROWS if bucket >= nodes), -(-nodes // ROWS[-1]) * ROWS[-1])
 
 
 def band_of(slots: int) -> int:
-    """The band for `slots` slots: 1024, 2048, 3072, 4096, 6144, 8192, ..."""
+    """Return the band for `slots` slots: 1024, 2048, 3072, 4096, 6144, 8192, ..."""
     band = SHORTEST_BAND
     while band < slots:
         band = band * 3 // 2 if band & (band - 1) == 0 and band > SHORTEST_BAND else 1 << band.bit_length()
@@ -40,15 +40,15 @@ def band_of(slots: int) -> int:
 
 
 def batch_of(sequences: int) -> int:
-    """The smallest batch for so many sequences; beyond the largest, multiples of it."""
+    """Return the smallest batch for this many sequences; beyond the largest, multiples of it."""
     return next((batch for batch in BATCHES if batch >= sequences), -(-sequences // BATCHES[-1]) * BATCHES[-1])
 
 
 def packed_inputs(target: Target, trees: PackedTrees, band: int, cache: TreeCache) -> PassInputs:
-    """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
-    and attention runs over the first `band` slots, in layers with a window over those that are left. Numbers on the
-    device are all that changes from pass to pass, so that one can be captured. The cache must take frames, and have
-    dropped no slots but those before windows of `trees.lengths` tokens.
+    """Return the inputs of a fixed-shape pass over packed trees. The nodes of each take the slots after its sequence,
+    and attention runs over the first `band` slots; in layers with a window, over those that are kept. Only numbers on
+    the device change from pass to pass, so that a pass can be captured. The cache must take frames, and must have
+    dropped only slots before windows of `trees.lengths` tokens.
     """
     n, layers, windowed = trees.tokens.shape[1], target.info.layers, cache.windowed
     behind = trees.lengths[:, None] + torch.arange(n, device=target.device)
@@ -72,8 +72,8 @@ def tree_masks(
     dtype: torch.dtype,
     starts: torch.Tensor | None = None,
 ) -> Masks:
-    """Masks (batch, 1, n, band) of trees whose nodes have the slots behind their sequences: a node sees the tokens of
-    its sequence and its ancestors. The first slot of the band is number `starts` (batch,) of its sequence.
+    """Return masks (batch, 1, n, band) of trees whose nodes have the slots after their sequences: a node sees the
+    tokens of its sequence and its ancestors. The first slot of the band is number `starts` (batch,) of its sequence.
     """
     n = trees.tokens.shape[1]
     slots = torch.arange(band, device=trees.tokens.device)[None]

@@ -1,14 +1,13 @@
-"""Everything the package asks about a model, found once by `model_info(model)`: from its class, its configuration and
-the kinds of its modules and weights. Nothing runs.
+"""Facts about a model, collected once by `model_info(model)` from its class, its configuration and the types of its
+modules and weights. Nothing runs.
 
-Verifying a tree is exact if the logits after a token depend on nothing but the tokens before it. Attention must follow
-the mask and the positions it is given, and recurrent layers must keep their state in transformers' cache
-(`recurrence`). `architectures` lists the families that need more. Quantized weights change nothing. Activations that
-are quantized at run time do: where all rows of a forward pass share one scale, each row depends on the others, and the
-model is refused. Where every token has its own scale, coarse rounding can still change the output; the self-test
-decides (`self_test`).
+Tree verification is exact if the logits after a token depend only on the sequence up to it. Attention must follow the
+mask and the positions it is given, and recurrent layers must keep their state in transformers' cache (`recurrence`).
+`architectures` lists the families that need more. Quantized weights change nothing; activations quantized at run time
+do. If all rows of a forward pass share one scale, each row depends on the others, and the model is refused. If every
+token has its own scale, coarse rounding can still change the output; the self-test decides (`self_test`).
 
-Cost: a few milliseconds for each form of the model (`facts`).
+Cost: a few milliseconds, again after each change of the model (`facts`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from .parts import is_compiled, parts_of
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
 _HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
-"""Types of layers that attend and keep a state as well, and how they attend."""
+"""Types of layers with attention and a recurrent state, and the types of their attention."""
 _LAYOUT = ("layer_types", "sliding_window", "attention_chunk_size")
 """Settings by which a cache drops tokens, whether or not the model's own code reads them."""
 _PACKED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -70,9 +69,7 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model, and how it verifies trees or why it cannot. For a refused model only the first three fields
-    are set.
-    """
+    """Facts about a model: how it verifies trees, or why it cannot. A refused model has only the first three fields."""
 
     name: str
     """Name of its class."""
@@ -81,24 +78,23 @@ class ModelInfo:
     reason: str | None = None
     """Why it is refused; None if it is supported."""
     how: str = "not at all"
-    """Description of what trees need with it."""
+    """Short description of how trees are verified."""
     tested: bool = False
-    """Whether the family was compared with linear decoding when this library was made."""
+    """Whether the tests of this library compare the family with linear decoding."""
     quantised: bool = False
-    """Whether its weights are not the plain numbers that the family was compared with."""
+    """Whether its weights are other than the plain tensors that the family was compared with."""
     attention: str = "sdpa"
     """The attention implementation of accelerated calls."""
     named_attention: bool = True
-    """Whether the model looks attention up by name, so that another function may stand in for it."""
+    """Whether the model looks up attention by name, so that another function can replace it."""
     notes: tuple[str, ...] = ()
     """Further notes for the user."""
     difference: float | None = None
-    """Largest difference between logits of a tree and of linear decoding in a self-test."""
+    """Largest difference between the logits of a tree and of linear decoding in a self-test."""
     no_fast_path: str | None = None
-    """Why steps of this model cannot be captured (docs/how-it-works.md), as far as was looked; None if they can.
-    """
+    """Why steps of this model cannot be captured (docs/how-it-works.md), as far as checked; None if they can."""
     layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
-    """Reach by type of layer."""
+    """Reach by layer type."""
     windows: tuple[int, ...] = field(default=(), repr=False)
     """Tokens that a cache must keep for each layer; 0 for all."""
     border: Border | None = None
@@ -132,16 +128,16 @@ class ModelInfo:
         if self.reads_on or not cached or length - cached == 1:
             return None
         return (
-            f"the cache must lack only the last of {length} tokens, got one of {cached}: {self.name} reads several "
-            "tokens after a cache in another way than one by one; pass all tokens without a cache"
+            f"the cache must hold all but the last of {length} tokens, got one of {cached}: {self.name} reads several "
+            "tokens after a cache differently from single ones; pass all tokens without a cache"
         )
 
     def fits(self, length: int, nodes: int) -> bool:
-        """Whether a tree of `nodes` nodes is exact after `length` tokens."""
+        """Return whether a tree of `nodes` nodes is exact after `length` tokens."""
         return nodes == 1 or self.border is None or self.border.fits(length, nodes)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the facts in a form for JSON."""
         plain = ("family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
         border = None if self.border is None else self.border.at
         values = {name: getattr(self, name) for name in plain}
@@ -149,24 +145,22 @@ class ModelInfo:
 
 
 def model_info(model: PreTrainedModel, facts: Facts | None = None) -> ModelInfo:
-    """Return what is known about a model without running it; it is kept until its parts, its weights or its
-    configuration change. Never raises for a model. `facts`: those about it, if the caller has looked them up.
+    """Return the facts about a model without running it; they are cached until its parts, weights or configuration
+    change. Never raises for a model. `facts`: the model's, if the caller already has them.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         name = type(model).__name__
-        return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_remedy_for(model)}")
+        return ModelInfo(name, "", f"{name} is not a transformers model that generates text; {_remedy_for(model)}")
     facts = facts_of(model) if facts is None else facts
     return facts.get("info", lambda: _examined(model), of="form")
 
 
 def _remedy_for(wrapper: Any) -> str:
-    """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
+    """Return a remedy for an object that is not a transformers model: which model inside it to pass instead."""
     is_module = isinstance(wrapper, torch.nn.Module)
     for path, inner in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
         if isinstance(inner, PreTrainedModel) and inner.can_generate():
-            return (
-                f"pass the {type(inner).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
-            )
+            return f"pass the {type(inner).__name__} in its .{path}: calls of the wrapper are then accelerated too"
     return "load it with AutoModelForCausalLM"
 
 
@@ -194,7 +188,9 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         or _why_not_configs(name, config, parts)
     )
     if reason is None and sharing is not None:
-        reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
+        reason = (
+            f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise only the weights"
+        )
     if reason is not None:
         return ModelInfo(name, family, reason)
     indexed = any(type(layer) is DynamicIndexedLayer for layer in cached)
@@ -206,17 +202,17 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     attention, notes = attention_name(config), []
     if attention not in MASKED_ATTENTION:
         used = model.get_correct_attn_implementation(None)
-        notes.append(f"{attention} takes no tree mask: accelerated calls use {used}")
+        notes.append(f"{attention} does not support tree masks: accelerated calls use {used}")
         attention = used
     if border is not None:
         notes.append(_where(border))
     if not branches:
-        notes.append("its positions are slots of its cache: of a tree, the first path is drafted")
+        notes.append("its positions are slots of its cache: only the first path of a tree is drafted")
     return ModelInfo(
         name,
         family,
-        how=", ".join(filter(None, [how, "states by node" * recurrent, "paths alone" * (not branches)])),
-        # A text decoder inside another model is called through that model, which is another matter.
+        how=", ".join(filter(None, [how, "states by node" * recurrent, "paths only" * (not branches)])),
+        # A text decoder inside another model is called through that model, which is not covered.
         tested=family in TESTED and is_as_compared(family) and model.config is config,
         quantised=quantised,
         attention=attention,
@@ -237,14 +233,14 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
 
 
 def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -> str | None:
-    """Why accepted slots could not be kept, by `cached`, the layers of the cache that the model would use, or None."""
+    """Return why accepted slots cannot be kept in `cached`, the cache layers that the model would use, or None."""
     if config.model_type in WITH_STATES:
         reason = why_not_here(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
         if reason is not None:
             return reason
     unread = [key for key in _LAYOUT if getattr(config, key, None) and not _declares(type(config), key)]
     if unread and any(map(window_of, cached)):
-        return f"{name} attends to tokens that its cache drops: its code reads no {unread[0]}; remove that setting"
+        return f"{name} attends to tokens that its cache drops: its code does not read {unread[0]}; remove that setting"
     untaken = [layer for layer in cached if not can_be_taken(layer)]
     others = sorted({type(layer).__name__ for layer in untaken})
     if any(hasattr(layer, "compress_rate") for layer in untaken):
@@ -260,8 +256,8 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
 
 
 def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Module]) -> str | None:
-    """Why layers may not be what the configuration says, or None: masks go by the place of a layer, and its cache by
-    the number that it was made with. The first cache with slots says how many tokens were read.
+    """Return why layers may not match the configuration, or None: masks depend on the place of a layer, its cache on
+    the number that it was made with. The first cache layer with slots counts the tokens read.
     """
     several_types = len({(type(layer), window_of(layer)) for layer in cached}) > 1
     stacks = [[*map(_numbers_of, layers)] for layers in parts if isinstance(layers, torch.nn.ModuleList) and layers]
@@ -269,26 +265,26 @@ def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Mo
         for place, numbers in enumerate({number for _, number in layer} for layer in stack):
             if several_types and numbers and place not in numbers:
                 return (
-                    f"{name} has layers of several types, and number {min(numbers)} in place {place}; number them anew"
+                    f"{name} has layers of several types, but layer {min(numbers)} is in place {place}; renumber them"
                 )
         (((_, number), times),) = Counter(itertools.chain([(None, -1)], *stack)).most_common(1)
         if times > 1:
-            return f"{name} has {times} layers of number {number}, which would share a cache; number them anew"
+            return f"{name} has {times} layers of number {number}, which would share a cache; renumber them"
     numbers = {number for stack in stacks for layer in stack for _, number in layer}
     counting = next((place for place, layer in enumerate(cached) if isinstance(layer, CacheLayerMixin)), 0)
     if numbers and counting not in numbers:
-        return f"{name} has no layer of number {counting}; number its layers anew"
+        return f"{name} has no layer of number {counting}; renumber its layers"
     return None
 
 
 def _numbers_of(layer: torch.nn.Module) -> set[tuple[type, int]]:
-    """Return the numbers that parts of a layer were made with, and the classes of the parts."""
+    """Return the layer numbers that parts of a layer were made with, and the classes of the parts."""
     numbers = ((type(part), vars(part).get("layer_idx")) for part in layer.modules())
     return {(kind, number) for kind, number in numbers if isinstance(number, int) and number >= 0}
 
 
 def _declares(config: type[PretrainedConfig], key: str) -> bool:
-    """Whether a class of configurations has or derives a setting of this name; one that is not transformers' may have
+    """Return whether a configuration class has or derives a setting of this name; one outside transformers may have
     any.
     """
     fields = inspect.signature(config.__init__).parameters
@@ -301,7 +297,7 @@ def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[t
     name = type(model).__name__
     if recurrent and any(map(is_compiled, parts)):
         return (
-            f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
+            f"{name} is compiled and has recurrent layers, which cannot read drafts in compiled graphs; load it "
             "uncompiled"
         )
     if recurrent or model.config.model_type in STATES_ELSEWHERE:
@@ -332,26 +328,26 @@ def _why_not_parts(
     if not causal or (getattr(config, key, None) in (True, "all") and _declares(type(config), key)):
         return f"{name} is not causal: its tokens attend to later ones"
     if getattr(config, "alibi", False) and key_bias is None:
-        return f"{name} has ALiBi of an unknown kind"
+        return f"{name} uses an unknown kind of ALiBi"
     # A model that chooses blocks of keys does so in the masks of these implementations only.
     by_name = any(map(attends_to_blocks, cached)) and attention_name(config) not in MASKED_ATTENTION
     if by_name or any(re.search(r"FlashAttention\d", cls.__name__) for cls in set(map(type, parts))):
         return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
-    if len(windows) > 1 or (windows and windows[0] < 2):  # of one token alone transformers' cache drops nothing
+    if len(windows) > 1 or (windows and windows[0] < 2):  # with a window of 1 transformers' cache drops nothing
         return f"{name} has sliding windows of several sizes, or of one token: {', '.join(map(str, windows))}"
     return None
 
 
 def _why_not_flex(name: str, config: PretrainedConfig, device: torch.device | None) -> str | None:
-    """On a CPU, torch's flex_attention gives other logits than sdpa and eager, once a few tokens are cached."""
+    """Return why flex_attention is refused, or None: on a CPU its logits differ once a few tokens are cached."""
     if attention_name(config) != "flex_attention" or device is None or device.type != "cpu":
         return None
-    return f"{name} uses flex_attention, which is wrong on a CPU; call model.set_attn_implementation('sdpa')"
+    return f"{name} uses flex_attention, whose results are wrong on a CPU; call model.set_attn_implementation('sdpa')"
 
 
 def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:
-    """Rotary modules scale by the configuration that they were made with, which need not be the model's any more."""
+    """Return which rotary module is refused, or None: its own configuration, perhaps an older one, sets its scaling."""
     border = rotary_border(config)
     for part in parts:
         kinds, own = getattr(part, "rope_type", None), getattr(part, "config", None)
@@ -359,32 +355,32 @@ def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch
         if not isinstance(own, PretrainedConfig) or not any(changes_frequencies(str(kind)) for kind in of_layers):
             continue
         at = rotary_border(own.get_text_config(decoder=True))
-        # Dynamic scaling goes by an attribute, which a user may have set.
+        # Dynamic scaling reads an attribute, which a user may have set.
         dynamic = any("dynamic" in str(kind) for kind in of_layers)
         if border is None or at != border or (dynamic and part.original_max_seq_len != border.at):
-            return f"{name} has a {type(part).__name__} whose rotary scaling is not that of the model's configuration"
+            return f"{name} has a {type(part).__name__} whose rotary scaling is not the configured one"
     return None
 
 
 def _why_not_configs(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:
-    """Parts attend as the configuration says that they have, which a user may have made another one."""
+    """Return which part is refused, or None: parts attend by configurations that a user may have replaced."""
     for part in parts:
         own = vars(part).get("config")
         if own is config or type(own) is not type(config):
             continue
         if attention_name(own) != attention_name(config) or _reaches(own) != _reaches(config):
-            return f"{name} has a {type(part).__name__} that attends by another configuration than the model's"
+            return f"{name} has a {type(part).__name__} whose attention settings differ from the model's"
     return None
 
 
 def depends_on_rows(name: str) -> str:
-    """Begin the reason for refusing a model whose logits depend on more than the sequence before them."""
+    """Return the start of the reason for refusing a model whose logits depend on more than the sequence before them."""
     return f"the logits of {name} depend on how many tokens are read at once"
 
 
 def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
-    """Whether its weights are something else than plain tensors, or were loaded so; and the path and class of the first
-    module that gives all activations of a pass one scale, made for that pass.
+    """Return whether its weights are, or were loaded as, other than plain tensors; and the path and class of the first
+    module that gives all activations of a pass one scale, computed for that pass.
     """
     quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
@@ -399,7 +395,7 @@ def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:
-    """Find modules of torch.ao in int8; those of float16 leave activations as they are."""
+    """Return whether it is a dynamic int8 module of torch.ao; those of float16 do not quantise activations."""
     if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
         return False
     dtypes = [getattr(part, "dtype", None) for part in (module, *module.children())]
@@ -407,7 +403,7 @@ def _is_dynamic(module: torch.nn.Module) -> bool:
 
 
 def _shares(weight: torch.Tensor) -> bool:
-    """Find tensors of torchao that say how activations multiplied by them are quantised."""
+    """Return whether it is a torchao tensor that quantises activations with one scale computed for each pass."""
     granularity = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
     return granularity == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
 
@@ -416,13 +412,13 @@ def _shares(weight: torch.Tensor) -> bool:
 
 
 def _looks_attention_up(parts: Collection[torch.nn.Module]) -> bool:
-    """Whether layers find their attention by its name, where another one may be registered."""
+    """Return whether layers look up their attention by name, under which another function may be registered."""
     modules = {type(part).__module__ for part in parts}
     return any(hasattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS") for name in modules)
 
 
 def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
-    """The reach of each type of layer, by the name that the model's forward knows it by."""
+    """Return the reach of each layer type, by the name that the model's forward uses for it."""
     reaches: dict[str, Reach] = {}
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     for name in dict.fromkeys(types):

@@ -1,6 +1,6 @@
-"""Trees in models that give keys a bias by their place in the cache (ALiBi): here it follows their positions.
+"""Trees in models with a bias by the cache slot of a key (ALiBi): here the bias follows positions.
 
-Cost: hooks before all blocks for the length of a forward pass, and a copy of the bias in each.
+Cost: hooks before all blocks during a forward pass, and a copy of the bias in each.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .architectures import KeyBias
 def biased_by_position(
     model: PreTrainedModel, bias: KeyBias, mask: torch.Tensor, key_positions: torch.Tensor
 ) -> Iterator[None]:
-    """For the length of the block, the bias that a model gives keys by their place in the cache (ALiBi) follows
-    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own. The model has made both for
-    consecutive tokens; hooks before its blocks put them in order, for this thread alone.
+    """Within the block, the bias that a model gives keys by their cache slot (ALiBi) follows `key_positions` (batch or
+    1, length + n), and `mask` replaces the model's own. The model has computed both for consecutive tokens; hooks
+    before its blocks reorder them, in this thread only.
     """
     thread = threading.get_ident()
 
     def put_in_order(
         module: torch.nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple, dict[str, Any]] | None:
-        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        # A hook that is removed while another thread's pass is about to call it gets no keyword arguments.
         if kwargs is None or threading.get_ident() != thread:
             return None
         own_mask = kwargs["attention_mask"]
-        if bias.in_mask:  # the last query sees all keys, so that its row is the bias alone
+        if bias.in_mask:  # the last query sees all keys, so its row is only the bias
             ordered = _by_position(own_mask[:, :, -1:], key_positions)
             ordered_mask = ordered.masked_fill(mask < 0, torch.finfo(mask.dtype).min)
         else:
@@ -51,10 +51,10 @@ def biased_by_position(
 
 
 def _by_position(bias: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
-    """The bias (..., 1, keys) of every key's position; for (batch * heads, 1, keys) rows may differ by sequence."""
+    """Return the bias (..., 1, keys) at every key's position; in (batch * heads, 1, keys) rows may differ by sequence."""
     rows = bias.shape[0] // key_positions.shape[0] if bias.ndim == 3 else 1
     places = key_positions.repeat_interleave(rows, 0)
     places = places.view(places.shape[0], *[1] * (bias.ndim - 2), -1)
-    # A bias for more keys than there are belongs to the last ones.
+    # If the bias has more columns than there are keys, the last ones are theirs.
     excess = max(0, bias.shape[-1] - 1 - int(key_positions.max())) if bias.shape[-1] > places.shape[-1] else 0
     return bias.gather(-1, (places + excess).expand(*bias.shape[:-1], -1))

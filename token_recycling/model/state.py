@@ -1,8 +1,8 @@
-"""What the operations of a forward pass depend on, but for the numbers of the weights.
+"""State of a model on which the operations of a forward pass depend, except the values of the weights.
 
-A captured pass is replayed without Python, and a conversation goes on behind what was read before: both hold while all
-attributes of all modules, options of the configuration and of torch, and addresses and shapes of tensors are what they
-were. Changes inside other objects, or in methods besides `forward`, are not seen. Comparing costs some milliseconds.
+A captured pass is replayed without Python, and a conversation continues after cached tokens. Both are valid while all
+attributes of all modules, options of the configuration and of torch, and addresses and shapes of tensors are unchanged.
+Changes inside other objects, or in methods other than `forward`, are not detected. Comparing costs some milliseconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .facts import PLAIN, Identities, describe
 from .parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
-"""Attributes that are compared otherwise, or decide nothing of a pass."""
+"""Attributes that are compared elsewhere, or do not affect a pass."""
 
 
 def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
-    """Return something that a later one is equal to while forward passes run the same operations on the same tensors.
-    `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: keep nothing alive with it.
+    """Return a value that equals later ones while forward passes run the same operations on the same tensors.
+    `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: hold no strong references.
     """
     things: list[Any] = [*hooks_of(None)]
     values: list[Any] = [attention, *_options_of_torch()]
@@ -45,12 +45,12 @@ def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list
         for name, value in list(attributes.items()):  # another thread's pass may add some
             if name not in _SKIPPED:
                 values.append(name)
-                if type(value) in PLAIN:  # the usual case, without a call
+                if type(value) in PLAIN:  # the common case, without a call
                     values += (type(value), value)
                 else:
                     describe(value, values, things, seen)
         for module in things[before:]:
-            if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute that is no part
+            if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute, not a submodule
                 parts[module] = None
                 unread.append(module)
     identities = Identities(things)
