@@ -1,7 +1,6 @@
 """Rotary frequencies that forward passes change: with dynamic scaling they follow the longest sequence so far.
 
-They lie in the model, so that two sequences that are decoded by turns would share them. Each call keeps its own between
-its steps.
+They are stored in the model, so two sequences decoded alternately would share them. Each call keeps its own.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 Values = list[tuple[dict[str, Any], dict[str, torch.Tensor | None]]]
-"""Of each module that has some: its attributes, and its buffers."""
+"""For each module that has frequencies: its attributes, and its buffers."""
 
 
 class Frequencies:
-    """The frequencies of one call, which are the model's during its turns."""
+    """The frequencies of one call, which the model has during the call's turns."""
 
     def __init__(self, model: PreTrainedModel, lock: RLock) -> None:
         self._modules = [module for module in model.modules() if hasattr(module, "max_seq_len_cached")]
@@ -28,9 +27,9 @@ class Frequencies:
 
     @contextmanager
     def turn(self, ends: bool = False) -> Iterator[None]:
-        """For the length of the block, the model has the frequencies of this call. Other calls wait for the length of a
-        step, not for that of a call, which may be suspended for ever; afterwards the model is as it was before, or,
-        where the call `ends`, as `generate` leaves it.
+        """Within the block, the model has the frequencies of this call. Other calls wait for one step, not for a whole
+        call, which may be suspended forever. Afterwards the model is as before, or, if the call `ends`, as after
+        `generate`.
         """
         with self._lock:
             before = _read(self._modules)

@@ -1,7 +1,7 @@
 """Hidden states of a model and its layers, for drafters that need them.
 
-Forward hooks read the hidden states, so that any family works unchanged. Where a family scales or caps logits after the
-output layer, the order of candidates stays the same. Cost: some microseconds per forward pass to set the hooks.
+Forward hooks read the hidden states, so any family works unchanged. If a family scales or caps logits after the output
+layer, the order of candidates stays the same. Cost: some microseconds per forward pass to set the hooks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class NoHiddenStatesError(ValueError):
 
 
 def last_state(layers: int) -> tuple[int, ...]:
-    """Number of the hidden state that leaves the final norm, of a model of so many layers; see `layer_states`."""
+    """Return the number of the hidden state after the final norm, in a model of `layers` layers; see `layer_states`."""
     return (layers,)
 
 
 @contextlib.contextmanager
 def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds the hidden states of its positions to the list: those of the
-    `numbers` side by side, (batch, n, states * hidden). As in `output_hidden_states` number i is what enters layer i,
-    and the number of layers what leaves the final norm. n are all positions, or the last ones where a family leaves out
-    those whose logits are not wanted.
+    """Within the block, every forward pass of this thread appends the hidden states of its positions to the list: those
+    numbered `numbers`, concatenated, (batch, n, states * hidden). As in `output_hidden_states`, number i is the input
+    of layer i, and the number of layers is the output of the final norm. n is all positions, or the last ones if a
+    family leaves out those whose logits are not needed.
 
-    Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError where a model has
-    no such layers, or they are compiled.
+    Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError if a model has no
+    such layers, or they are compiled.
     """
     decoder, layers = _readable_layers(model, numbers)
     seen: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
     thread = threading.get_ident()
 
     def enter(number: int, layer: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any] | None = None) -> None:
-        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        # A hook that is removed while another thread's pass is about to call it gets no keyword arguments.
         if kwargs is not None and threading.get_ident() == thread:
             entered[number] = args[0] if args else kwargs["hidden_states"]
 
@@ -77,9 +77,7 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
 def _readable_layers(
     model: PreTrainedModel, numbers: Sequence[int]
 ) -> tuple[torch.nn.Module, Sequence[torch.nn.Module]]:
-    """Return the decoder of a model and its layers; raise NoHiddenStatesError where hooks cannot read the hidden states
-    of these numbers.
-    """
+    """Return the decoder of a model and its layers; raise NoHiddenStatesError if these hidden states cannot be read."""
     path, layers = decoder_layers(model)
     *above, _ = path.split(".")
     if any(not 0 <= number <= len(layers) for number in numbers):
@@ -103,7 +101,7 @@ def shallow_copy(module: torch.nn.Module) -> Any:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
-    """Return the path of the list of decoder layers, and that list; raise NoHiddenStatesError where there is none."""
+    """Return the path of the list of decoder layers, and that list; raise NoHiddenStatesError if there is none."""
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [
         (name, module)
@@ -118,7 +116,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the layer that makes logits of hidden states; raises NoHiddenStatesError where there is none."""
+    """Return the layer that computes logits from hidden states; raise NoHiddenStatesError if there is none."""
     layer = model.get_output_embeddings()
     if layer is None:
         raise NoHiddenStatesError(
@@ -128,5 +126,5 @@ def output_layer(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def output_width(model: PreTrainedModel) -> int:
-    """The size of the hidden states that the output layer is given."""
+    """Return the size of the hidden states that the output layer reads."""
     return int(output_layer(model).in_features)  # type: ignore[arg-type]

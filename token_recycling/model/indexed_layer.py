@@ -1,6 +1,6 @@
-"""Tree layers of models with sparse attention, which choose by index keys what they attend to.
+"""Tree layers of models with sparse attention, which use index keys to choose the keys they attend to.
 
-Index keys move with the slots that they belong to, and are dropped with them.
+Index keys move with their slots, and are dropped with them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .tree_layer import TreeLayer, roll
 
 
 class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
-    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
+    """A layer of a model with sparse attention, which also keeps index keys (batch, slots, size)."""
 
     indexer_keys: torch.Tensor | None
     _has_positions = False
-    """Whether the model gives it positions."""
+    """Whether the model passes positions."""
     _paddings: Sequence[int] = ()
-    """Slots before each sequence that are padding, once it was handed back; else none."""
+    """Padding slots before each sequence after it was handed back; else empty."""
     _taken: torch.Tensor | None = None
-    """Index keys that `take` has written, until they count."""
+    """Index keys that `take` has written, until `admit` counts them."""
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
-        """(3, batch, slots) positions of the slots, which some models read; None while there are none."""
+        """(3, batch, slots) positions of the slots, which some models read; None if there are no slots."""
         if not self.columns:
             return None
         device = self.buffers[0].device
@@ -41,8 +41,8 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
     @indexer_position_ids.setter
     def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
-        """Models append those of a pass here, drafted nodes included, and never remove one: slots say which are left,
-        since each sequence is in the slots from 0 on, in order.
+        """Record only that there are positions. Models append those of a pass, draft nodes included, and never remove
+        any; slots show which are left, since each sequence is in the slots from 0 on, in order.
         """
         self._has_positions = positions is not None
 
@@ -61,7 +61,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
     @lasting
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """As in transformers."""
+        """Append index keys and return those of all slots, as in transformers."""
         return super().update_indexer(indexer_key_states)
 
     def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
@@ -138,7 +138,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
 
 class BlockTreeLayer(IndexedTreeLayer):
-    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
+    """A layer of MiniMax M3, which attends to blocks of keys and chooses them by one index key (1, size) per slot."""
 
     def take_over(self, layer: Any) -> None:
         TreeLayer.take_over(self, layer)

@@ -51,7 +51,7 @@ def biased_by_position(
 
 
 def _by_position(bias: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
-    """Return the bias (..., 1, keys) at every key's position; in (batch * heads, 1, keys) rows may differ by sequence."""
+    """Return the bias (..., 1, keys) of every key's position; in (batch * heads, 1, keys) it may differ by sequence."""
     rows = bias.shape[0] // key_positions.shape[0] if bias.ndim == 3 else 1
     places = key_positions.repeat_interleave(rows, 0)
     places = places.view(places.shape[0], *[1] * (bias.ndim - 2), -1)

@@ -1,8 +1,8 @@
-"""The KV cache of a tree: slots of keys and values, and which of them stay after a step.
+"""KV cache of a tree: slots of keys and values, and which of them are kept after a step.
 
 Verifying n nodes appends n slots. Those of accepted nodes move to the end of the sequence, all others are dropped; of
-recurrent states, that of the last accepted node stays (`recurrence`). A `TreeCache` replaces the layers of a cache by
-layers that support this (`tree_layer`). They work wherever transformers' own do, in plain `generate` too.
+recurrent states, the one after the last accepted node is kept (`recurrence`). A `TreeCache` replaces the layers of a
+cache by layers that support this (`tree_layer`). They work wherever transformers' own do, also in plain `generate`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from .recurrence import RecurrentStates
 
 Accepted = Sequence[Sequence[int]]
-"""The accepted nodes of each sequence, ascending; none where it keeps nothing."""
+"""The accepted nodes of each sequence, ascending; empty for a sequence that keeps nothing."""
 Slots = list[list[torch.Tensor]]
-"""Some slots of one sequence, by layer: keys and values (heads, n, size), and index keys (n, size) where it has them;
-nothing for a layer that holds none.
+"""Some slots of one sequence, by layer: keys and values (heads, n, size), and index keys (n, size) if it has them;
+empty for a layer without slots.
 """
 
 _OTHERS = (
@@ -50,19 +50,19 @@ _OTHERS = (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
-"""Layers that hold nothing, or states, which `recurrence` takes over."""
+"""Layers without slots, or with states, which `recurrence` takes over."""
 
 
 class TreeCache:
-    """Slots and states of sequences, in the layers of a cache of transformers."""
+    """Slots and states of sequences, in the layers of a transformers cache."""
 
     @lasting
     def __init__(self, cache: Cache) -> None:
-        """Put tree layers in the place of the cache's own, with their slots. What a sliding layer has dropped stays
-        dropped. Afterwards the cache works wherever it did before.
+        """Replace the cache's own layers by tree layers with the same slots. Slots that a sliding layer has dropped
+        stay dropped. The cache still works wherever it did before.
         """
         self.cache = cache
-        """What the model is given."""
+        """The cache object that the model receives."""
         if cache.layer_class_to_replicate is DynamicLayer:
             cache.layer_class_to_replicate = OffloadedTreeLayer if cache.offloading else TreeLayer
         if cache.offloading:
@@ -78,22 +78,22 @@ class TreeCache:
             elif isinstance(layer, TreeLayer):
                 layer.own()
         self.states: RecurrentStates | None = None
-        """Recurrent states, of a model that has some."""
+        """Recurrent states, if the model has any."""
         if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
             from .recurrence import RecurrentStates
 
             self.states = RecurrentStates(cache)
         self.windowed = next((layer for layer in self.layers if layer.window), None)
-        """The first layer that drops slots, as all such layers of a cache do alike; None if there is none."""
+        """The first layer that drops slots, None if there is none; all such layers of a cache drop alike."""
 
     @property
     def layers(self) -> list[TreeLayer]:
-        """The layers for slots."""
+        """The layers that store slots."""
         return [layer for layer in self.cache.layers if isinstance(layer, TreeLayer)]
 
     @property
     def filled(self) -> list[TreeLayer]:
-        """The layers that hold slots, or did."""
+        """The layers that hold slots, or did before."""
         return [layer for layer in self.cache.layers if isinstance(layer, TreeLayer) and layer.buffers]
 
     @property
@@ -108,35 +108,33 @@ class TreeCache:
 
     @property
     def starts(self) -> list[int]:
-        """By sequence, the slots that layers with a window have dropped; empty where none drops any."""
+        """By sequence, how many slots layers with a window have dropped; empty if none drops any."""
         return [] if self.windowed is None else self.windowed.starts
 
     @property
     def takes_frames(self) -> bool:
-        """Whether all layers that hold slots are plain `TreeLayer`s on one device: a frame's slots are on the model's
-        first one.
-        """
+        """Whether all layers that hold slots are plain `TreeLayer`s on one device, that of the slots of a frame."""
         filled = self.filled
         return all(type(layer) is TreeLayer for layer in filled) and len({layer.device for layer in filled}) == 1
 
     # Before and during a pass
 
     def expect(self, length: int) -> None:
-        """Before sequences are read: let the capacity for `length` tokens of each be made at once."""
+        """Before sequences are read: make the first allocation large enough for `length` tokens of each."""
         columns = capacity(length)
         for layer in self.layers:
             if not layer.buffers and not layer.window:
                 layer.reserved = layer.reserved[0], max(columns, layer.reserved[1])
 
     def drop_unseen(self, length: int) -> None:
-        """Before a pass that reads text: let layers with a window drop what is unseen after `length` tokens."""
+        """Before a pass that reads text: let layers with a window drop the slots unseen after `length` tokens."""
         for layer in self.layers:
             if layer.window:
                 layer.first_needed = window_start(length, layer.window)
 
     def settle(self, lengths: Sequence[int]) -> bool:
-        """Before a pass in a frame: drop the slots before windows of sequences of so many tokens, where a prompt was
-        read and nothing was kept since. Return whether just those are dropped, since a frame counts from there: layers
+        """Before a pass in a frame: drop the slots before the windows of sequences of these lengths, after a prompt was
+        read and nothing kept since. Return whether exactly these are dropped, since a frame counts from there: layers
         of transformers have dropped more.
         """
         windowed = self.windowed
@@ -152,7 +150,7 @@ class TreeCache:
 
     @contextmanager
     def framed(self, frame: Frame) -> Iterator[None]:
-        """For the length of the block, forward passes write to and attend within a frame."""
+        """Within the block, forward passes write to a frame and attend within it."""
         layers = self.filled
         for layer in layers:
             layer.frame = frame
@@ -167,15 +165,15 @@ class TreeCache:
     @lasting
     def keep(self, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> None:
         """Keep the slots of the `accepted` nodes (ascending) of each sequence, which move to the end of its
-        `lengths[row]` slots; all others behind those are dropped. Node i is in slot `roots` + i, behind the slots of
-        all sequences, or in a frame in slot `roots[row]` + i.
+        `lengths[row]` slots; all other slots after those are dropped. Node i is in slot `roots` + i, after the slots of
+        all sequences, or, in a frame, in slot `roots[row]` + i.
         """
         lengths_after = list(map(add, lengths, map(len, accepted)))
         if self.states is not None:
             self.states.keep([nodes[-1] if nodes else None for nodes in accepted])
             self.states.counter.length = max(lengths_after)
         moves: dict[Hashable, tuple[torch.Tensor, ...]] = {}
-        """By what they depend on, which most layers share."""
+        """By the values they depend on, which most layers share."""
         for layer in self.filled:
             key = layer.length - layer.columns, *layer.starts, layer.buffers[0].device
             if key not in moves:
@@ -185,18 +183,18 @@ class TreeCache:
             layer.settle(lengths_after)
 
     def wipe(self, lengths: Sequence[int]) -> None:
-        """Write zeros to all slots behind the first `lengths[row]` of each sequence: what is masked must be numbers."""
+        """Write zeros to all slots after the first `lengths[row]` of each sequence: masked slots must hold numbers."""
         for layer in self.filled:
             layer.wipe(lengths)
 
     def crop(self, slots: int) -> None:
-        """Forget all slots from number `slots` on."""
+        """Discard all slots from number `slots` on."""
         for layer in self.filled:
             layer.cut(slots)
 
     def release(self) -> None:
-        """Before the cache is its owner's again: let it have layers of transformers, where they have one of that kind;
-        what callers, and other libraries, do with those is theirs.
+        """Before the cache returns to its owner: restore layers of transformers, if there are some of that kind, for
+        callers and other libraries to use.
         """
         if self.cache.layer_class_to_replicate is TreeLayer:
             self.cache.layer_class_to_replicate = DynamicLayer
@@ -206,7 +204,7 @@ class TreeCache:
     # Capacity
 
     def reserve(self, rows: int, columns: int, nodes: int = WINDOW_NODES) -> None:
-        """Have capacity for so many sequences and slots, in windows for what they need of them and so many nodes."""
+        """Ensure capacity for this many sequences and slots; with a window, for those it needs and `nodes` nodes."""
         for layer in self.layers:
             most = min(columns, window_band(layer.window, nodes)) if layer.window else columns
             if layer.buffers:
@@ -215,11 +213,11 @@ class TreeCache:
                 layer.reserved = rows, most
 
     def addresses(self) -> list[int]:
-        """Return where the buffers lie."""
+        """Return the addresses of the buffers."""
         return [buffer.data_ptr() for layer in self.filled for buffer in layer.buffers]
 
     def keep_all(self) -> None:
-        """Let no layer of an empty cache drop slots, whatever its window."""
+        """Disable dropping of slots in all layers of an empty cache, whatever their windows."""
         for layer in self.layers:
             layer.window = 0
         self.windowed = None
@@ -238,7 +236,7 @@ class TreeCache:
 
     @lasting
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
-        """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
+        """Move each sequence by `distances[row]` slots, to the right if positive, filling with zeros; it then has
         `lengths[row]`.
         """
         for layer in self.filled:
@@ -246,8 +244,8 @@ class TreeCache:
 
     @lasting
     def join(self, other: TreeCache) -> None:
-        """Append the sequence of another cache of the same model. Slots that a sequence does not have hold zeros, as
-        what is masked must still be numbers. An error leaves both caches as they were.
+        """Append the sequence of another cache of the same model. Slots that a sequence lacks hold zeros, since masked
+        slots must still be numbers. An error leaves both caches unchanged.
         """
         rows, lengths = self.rows, [other.length]
         self._take(other, rows, lengths)
@@ -261,14 +259,14 @@ class TreeCache:
 
     @lasting
     def take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
-        """Hold, from the sequence `first` on, the first `lengths[row]` slots of each sequence of another cache of the
-        same model, whatever was there.
+        """Copy the first `lengths[row]` slots of each sequence of another cache of the same model, as the sequences
+        from number `first` on, and overwrite what was there.
         """
         self._take(other, first, lengths)
         self._admit(first, lengths)
 
     def _take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
-        while len(self.cache.layers) < len(other.cache.layers):  # made without a configuration
+        while len(self.cache.layers) < len(other.cache.layers):  # a cache made without a configuration
             self.cache.layers.append(TreeLayer())
         for own, given in zip(self.cache.layers, other.cache.layers, strict=True):
             if isinstance(given, TreeLayer) and given.buffers:
@@ -280,8 +278,8 @@ class TreeCache:
 
     @lasting
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the row of one
-        that goes.
+        """Keep only these sequences, in this order, with `slots` slots; one may only move to the row of a removed
+        sequence.
         """
         for layer in self.filled:
             layer.select(rows, slots)
@@ -291,7 +289,7 @@ class TreeCache:
 
 
 def _replacement_of(layer: Any) -> type[TreeLayer] | None:
-    """Return what takes the place of a layer of transformers; None for another one."""
+    """Return the class that replaces a layer of transformers; None for other layers."""
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return TreeLayer
     if type(layer) is DynamicIndexedLayer or attends_to_blocks(layer):
@@ -310,9 +308,8 @@ def _wait_for_copies(cache: Cache) -> None:
 def _moves(
     layer: TreeLayer, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted
 ) -> tuple[torch.Tensor, ...]:
-    """Return the moves after a pass, for this layer and all that have dropped as many slots, (n,) int64 each: the row
-    of every slot that moves, its column, and the one that it goes to. Nothing where all are in place; see
-    `TreeCache.keep`.
+    """Return the moves after a pass, for this layer and all that have dropped as many slots, (n,) int64 each: the row,
+    column and new column of every slot that moves; empty if all are in place. See `TreeCache.keep`.
     """
     moves = []
     for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
@@ -328,25 +325,25 @@ def _moves(
 
 
 def can_be_taken(layer: object) -> bool:
-    """Whether it is a layer of transformers of which accepted slots and states can be kept."""
+    """Return whether it is a layer of transformers in which accepted slots and states can be kept."""
     return type(layer) in _OTHERS or _replacement_of(layer) is not None
 
 
 def attends_to_blocks(layer: object) -> bool:
-    """Whether it is MiniMax M3's own layer, whose class is in the module of that model alone."""
+    """Return whether it is MiniMax M3's own layer, whose class exists only in the module of that model."""
     return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
 
 
 def window_of(layer: Any) -> int:
-    """The number of tokens that a layer of a dynamic cache keeps, or 0 if it keeps all."""
+    """Return the number of tokens that a layer of a dynamic cache keeps, or 0 if it keeps all."""
     if isinstance(layer, TreeLayer):
         return layer.window
     return layer.sliding_window if getattr(layer, "is_sliding", False) else 0
 
 
 def layout_of(cache: Cache) -> list[tuple[type, int, bool]]:
-    """Return what a cache is made of: the class of each layer, its sliding window, 0 if it has none, and whether it
-    was written to, if it says so.
+    """Return the layer types of a cache: the class of each layer, its sliding window, 0 if it has none, and whether it
+    was written to, if it records that.
     """
     return [
         (type(layer), getattr(layer, "sliding_window", 0), getattr(layer, "is_initialized", False))

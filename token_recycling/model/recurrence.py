@@ -1,10 +1,10 @@
-"""Tree verification by recurrent layers: every node is read from the state that its parent left.
+"""Tree verification in recurrent layers: every node is read from the state after its parent.
 
 A recurrent layer (linear attention, a state space model, a short convolution) reads in order and overwrites its state,
-so it can neither skip a sibling nor return to before a rejected token. Here it reads the nodes of a draft one by one
-(`Mixer`), each from a copy of its parent's state (`NodeStates`); the state of the last accepted node becomes the
-sequence's. All other layers read all nodes at once, and so do the linear layers at both ends of a recurrent one, which
-hold its weights. `RecurrentStates` are those of one cache.
+so it can neither skip a sibling nor return to the state before a rejected token. Here it reads the nodes of a draft one
+by one (`Mixer`), each from a copy of its parent's state (`NodeStates`); the state after the last accepted node becomes
+the sequence's. All other layers read all nodes in one pass, and so do the linear layers at both ends of a recurrent
+layer, which hold its weights. `RecurrentStates` are those of one cache.
 
 Cost: a small step for every node and layer, and one copy of the state per node, kept until the next step. Prompts are
 read by the model's own code.
@@ -33,16 +33,16 @@ from .compat import (
 from .tree_layer import TreeLayer
 
 _MASKS = ("attention_mask", "conv_mask")
-"""Arguments that tell such a layer of padding; drafts have none."""
+"""Arguments that mark padding for such a layer; drafts have none."""
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
-"""Methods of a cache that a layer with a recurrent state calls."""
+"""Cache methods that a layer with a recurrent state calls."""
 
 Parents = Sequence[Sequence[int]]
 """The parent of each node of every sequence, -1 for the root."""
 
 
 class CurrentNode:
-    """Which node is read now, if any, and from which each begins; one for all states of a cache."""
+    """The node that is being read, if any, and the parents of all nodes; shared by all states of a cache."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -51,8 +51,8 @@ class CurrentNode:
 
 
 class NodeStates(dict[int, Any]):
-    """States by number, as a layer of a cache holds them, once it has read something; while a node is read, that
-    node's own, each a copy of its parent's from when it is first asked for.
+    """States by number, as a cache layer stores them after its first pass. While a node is read, they are that node's
+    own, each copied from its parent's on first access.
     """
 
     def __init__(self, states: dict[int, Any], current: CurrentNode) -> None:
@@ -65,11 +65,11 @@ class NodeStates(dict[int, Any]):
         return NodeStates, (dict(self), self.current)
 
     def begin(self) -> None:
-        """Forget the nodes of an earlier draft."""
+        """Discard the nodes of an earlier draft."""
         self._nodes = [{} for _ in self.current.parents]
 
     def keep(self, nodes: Sequence[int | None]) -> None:
-        """The state after the last accepted of `nodes` becomes each sequence's; where none is accepted it stays."""
+        """Make the state after the last accepted node, `nodes[row]`, the sequence's; None leaves it unchanged."""
         before, self._nodes = self._nodes, []
         for number in sorted({number for states in before for number in states}):
             if len(nodes) == 1 and nodes[0] is not None:
@@ -98,24 +98,24 @@ class NodeStates(dict[int, Any]):
 
 
 def _copied_rows(states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One state for all sequences: row i of `states[i]`."""
+    """Return one state for all sequences: row i of `states[i]`."""
     if all(state is states[0] for state in states):
         return states[0].clone()
     return torch.stack([state[row] for row, state in enumerate(states)])
 
 
 class Mixer:
-    """A layer of a model that keeps a state, and reads the nodes of a tree one by one."""
+    """A layer of a model that keeps a state and reads the nodes of a tree one by one."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.linear = [part for part in module.children() if type(part) is torch.nn.Linear]
         """Its linear layers, which process rows independently."""
         self.last: torch.nn.Linear | None = None
-        """The one among them whose output is the layer's, once that was seen."""
+        """The linear layer whose output is the layer's, once this is known."""
 
     def hooks(self, current: CurrentNode, thread: int) -> Iterator[RemovableHandle]:
-        """Register what lets the layer read node by node in one thread."""
+        """Register the hooks that make the layer read node by node in one thread."""
         walk = _Walk(self, current, thread)
         yield self.module.register_forward_pre_hook(walk.before, with_kwargs=True)
         yield self.module.register_forward_hook(walk.after)
@@ -130,21 +130,21 @@ class _Walk:
     def __init__(self, mixer: Mixer, current: CurrentNode, thread: int) -> None:
         self._mixer, self._current, self._thread = mixer, current, thread
         self._last = mixer.last
-        """As it was at the beginning: another thread may find it in the middle of this pass."""
+        """Its value at the start: another thread may set it during this pass."""
         self._on = False
         self._nodes: torch.Tensor
-        """(batch, n, hidden): what the layer is given, and of the node that is read now (batch, 1, hidden)."""
+        """(batch, n, hidden): the layer's input; (batch, 1, hidden) of the node that is being read."""
         self._node: torch.Tensor
         self._read: dict[torch.nn.Module, torch.Tensor] = {}
-        """Outputs for all nodes of linear layers at the beginning."""
+        """Outputs for all nodes of the linear layers at the beginning."""
         self._open: list[torch.Tensor] = []
-        """Inputs that the linear layer at the end is yet to read, node by node."""
+        """Inputs, by node, that the linear layer at the end has not read yet."""
         self._candidates: list[tuple[torch.nn.Linear, torch.Tensor]] = []
-        """Outputs of the others, as long as it is not known which is the one at the end."""
+        """Outputs of the other linear layers, until the one at the end is known."""
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """The layer is called for all nodes: let it read the first."""
-        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        """Start a call of the layer for all nodes: let it read the first one."""
+        # A hook that is removed while another thread's pass is about to call it gets no keyword arguments.
         if kwargs is None or threading.get_ident() != self._thread:
             return None
         kwargs = {name: None if name in _MASKS else value for name, value in kwargs.items()}
@@ -153,7 +153,7 @@ class _Walk:
         return self._move_to(0)
 
     def after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """It has read the first: the others follow."""
+        """Finish the call: after the first node, read the others."""
         if threading.get_ident() != self._thread:
             return None
         by_node = [_parts(output)]
@@ -169,7 +169,9 @@ class _Walk:
         return outputs[0] if isinstance(output, torch.Tensor) else tuple(outputs)
 
     def before_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
-        """All nodes are read with the first; what makes the layer's output waits until it can read them all."""
+        """Let a linear layer at the beginning read all nodes with the first. The layer whose output is the result waits
+        until it can read them all.
+        """
         if threading.get_ident() != self._thread or not self._on:
             return None
         (states,) = args
@@ -208,18 +210,18 @@ class _Walk:
 
 
 def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
-    """The outputs of a layer as a tuple: (batch, n, ...) each, or None."""
+    """Return the outputs of a layer as a tuple: (batch, n, ...) each, or None."""
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 
 def keeps_state(part: torch.nn.Module) -> bool:
-    """Whether a part of a model keeps a recurrent state in the cache."""
+    """Return whether a part of a model keeps a recurrent state in the cache."""
     return _calls_for_states(getattr(type(part), "forward", None))
 
 
 @functools.cache
 def _calls_for_states(forward: Callable[..., Any] | None) -> bool:
-    if forward is None:  # of code that was compiled ahead
+    if forward is None:  # a module compiled ahead of time
         return False
     code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and not _OF_STATES.isdisjoint(code.co_names)
@@ -231,13 +233,13 @@ def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
 
 
 def bytes_of_states(layers: Iterable[LinearAttentionCacheLayerMixin]) -> int:
-    """Return the bytes of the recurrent states of some layers of a cache."""
+    """Return the bytes of the recurrent states in some layers of a cache."""
     by_layer = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]
     return sum(state.nbytes for states in by_layer for state in states.values() if state is not None)
 
 
 def take_states(layer: Any, states: Any) -> None:
-    """Let a layer hold what `states`, a layer of as many states, holds of them."""
+    """Set the states of a layer to those of `states`, a layer with the same number of states."""
     for name in vars(LinearAttentionLayer(states.number_of_states)):
         setattr(layer, name, getattr(states, name))
 
@@ -261,7 +263,7 @@ class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
     """A layer with attention and a recurrent state."""
 
     def __init__(self, window: int, states: LinearAttentionLayer) -> None:
-        """`states` is the layer that held them."""
+        """`states`: the layer that held the states before."""
         TreeLayer.__init__(self, window)
         take_states(self, states)
 
@@ -291,14 +293,14 @@ class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
 
 
 class TokenCount(OwnLayer):
-    """Counts tokens for a model whose layers all keep states and no slots."""
+    """Counts tokens for a model whose layers all keep states and have no slots."""
 
     def __init__(self) -> None:
         super().__init__()
         self.length = 0
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def update(self, *states: Any, **others: Any) -> Any:
         raise NotImplementedError
@@ -320,8 +322,8 @@ class RecurrentStates:
     """The recurrent states of a cache: those of its sequences, and during a pass over trees those after every node."""
 
     def __init__(self, cache: Cache) -> None:
-        """Take over the layers of a cache that keep states, and let it count the tokens of a model that has nothing
-        else. Afterwards the cache works wherever it did before.
+        """Take over the layers of a cache that keep states, and add a count of tokens for a model that has nothing
+        else. The cache still works wherever it did before.
         """
         for index, layer in enumerate(cache.layers):
             both = isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer)
@@ -336,14 +338,14 @@ class RecurrentStates:
             layer.recurrent_states = self._taken_over(layer.recurrent_states)
         counters = [layer for layer in cache.layers if isinstance(layer, TokenCount)]
         self.counter = counters[0] if counters else TokenCount()
-        """Counts tokens, where no layer has slots that show their number."""
+        """Counts tokens if no layer has slots to count."""
         if not any(isinstance(layer, CacheLayerMixin) for layer in cache.layers):
             cache.layers.append(self.counter)
 
     def _taken_over(self, states: dict[int, Any]) -> NodeStates:
         if isinstance(states, NodeStates):
             return states
-        # A model writes into states in place, and cannot into those of an inference mode that has ended.
+        # A model writes states in place, which fails for inference tensors once their inference mode has ended.
         for number, state in states.items():
             states[number] = state.clone() if state is not None and state.is_inference() else state
         return NodeStates(states, self._current)
@@ -360,8 +362,8 @@ class RecurrentStates:
 
     @contextmanager
     def node_by_node(self, mixers: Sequence[Mixer], parents: Parents) -> Iterator[None]:
-        """For the length of the block, a pass of this thread over trees keeps the states after every node beside those
-        of the sequences, which stay as they are; `keep` keeps one.
+        """Within the block, a pass of this thread over trees stores the states after every node next to those of the
+        sequences, which stay unchanged; `keep` then selects one.
         """
         self._current.parents = [list(nodes) for nodes in zip(*parents, strict=True)]
         for states in self._by_layer:
@@ -376,21 +378,21 @@ class RecurrentStates:
                 hook.remove()
 
     def keep(self, nodes: Sequence[int | None]) -> None:
-        """After a pass `node_by_node` let the state after `nodes[row]` be that of the sequence; None leaves it as it
-        is.
+        """After a pass within `node_by_node`, make the state after `nodes[row]` that of the sequence; None keeps the
+        old state.
         """
         for states in self._by_layer:
             states.keep(nodes)
 
     def joined(self, other: RecurrentStates) -> list[tuple[NodeStates, dict[int, Any]]]:
-        """Return the states of every layer, and those it has once another cache's sequences are appended."""
+        """Return the states of every layer, and those that it has after another cache's sequences are appended."""
         return [
             (own, {number: torch.cat([own[number], state]) for number, state in joining.items() if state is not None})
             for own, joining in zip(self._by_layer, other._by_layer, strict=True)
         ]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep the states of these sequences alone, in this order."""
+        """Keep only the states of these sequences, in this order."""
         for states in self._by_layer:
             for number, state in states.items():
                 if state is not None:
@@ -401,16 +403,14 @@ class RecurrentStates:
         return [copied_states(layer, row) for layer in self.layers]
 
     def take(self, layers: Sequence[LinearAttentionLayer]) -> None:
-        """Hold copies of the states of such layers, of one sequence."""
+        """Copy the states of these layers, which hold one sequence."""
         for layer, states in zip(self.layers, layers, strict=True):
             take_states(layer, copied_states(states, 0))
             layer.conv_states = self._taken_over(layer.conv_states)
             layer.recurrent_states = self._taken_over(layer.recurrent_states)
 
     def release(self, cache: Cache) -> None:
-        """Before a cache is given back to its owner: remove the count of tokens, and let the states be in dictionaries
-        of Python.
-        """
+        """Before a cache returns to its owner: remove the token count, and store the states in plain dictionaries."""
         if cache.layers[-1] is self.counter:
             cache.layers.pop()
         for layer in self.layers:

@@ -1,10 +1,10 @@
-"""Cache layers that hold the slots of a tree: those of rejected nodes are dropped, those of accepted ones move.
+"""Cache layers for the slots of a tree: slots of rejected nodes are dropped, those of accepted nodes move.
 
-Every layer owns the buffers of its keys and values, with capacity for an eighth more slots than are in use, so that
-earlier slots are seldom copied. Layers with a sliding window or chunks drop the slots that no later token sees, in
-blocks, each sequence of a batch for itself (`window_start`). So memory is that of plain decoding plus an eighth. Layers
-of an offloaded cache have their buffers in host memory: a step copies the slots of one layer after another to the
-device, and only its own nodes back.
+Every layer owns the buffers of its keys and values, with capacity for an eighth more slots than are in use, so earlier
+slots are seldom copied. Layers with a sliding window or chunks drop slots that no later token sees, in blocks, for each
+sequence of a batch separately (`window_start`). So memory is that of plain decoding plus an eighth. Layers of an
+offloaded cache have their buffers in host memory: a step copies the slots of one layer after another to the device, and
+only its own nodes back.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from .._util.device import lasting
 from .compat import left_by_crop
 
 _GRAIN = 64
-"""Capacities are multiples of it."""
+"""Capacities are multiples of this."""
 _SPARE, _LEAST_SPARE = 8, 128
-"""One part in so many of the slots in use is added to a capacity, and no fewer slots than the latter."""
+"""Spare capacity: one part in `_SPARE` of the slots in use, at least `_LEAST_SPARE` slots."""
 _MARGIN = 16
-"""Slots before a window that stay, so that a few tokens can be taken back."""
+"""Slots kept before a window, so that a few tokens can be taken back."""
 WINDOW_NODES = 64
-"""Slots that a layer with a window has for the nodes of a draft, before it needs more."""
+"""Slots that a layer with a window has for draft nodes before it needs more."""
 _WINDOW_IN_A_TENSOR = [
     name for name, value in vars(DynamicSlidingWindowLayer(sliding_window=1)).items() if isinstance(value, torch.Tensor)
 ]
-"""Where transformers' layers with a window have it, as those who iterate over a cache get it."""
+"""Attributes in which transformers' sliding layers store the window as a tensor, as iteration over a cache
+yields it.
+"""
 _SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 16, 256, 16
 """Slots are dropped in blocks of a sixteenth of the window, within these limits."""
 
@@ -41,8 +43,8 @@ def _block(window: int) -> int:
 
 
 def window_start(lengths: Any, window: int) -> Any:
-    """Return the first slot that stays of a sequence of `lengths` tokens, an int or a tensor of them, in a layer whose
-    tokens see the last `window` ones.
+    """Return the first slot that is kept of a sequence of `lengths` tokens, an int or a tensor of them, in a layer
+    whose tokens see the last `window` ones.
     """
     block = _block(window)
     unseen = lengths - window - _MARGIN
@@ -51,13 +53,13 @@ def window_start(lengths: Any, window: int) -> Any:
 
 
 def window_band(window: int, nodes: int) -> int:
-    """Return the slots that a layer with this window needs for any sequence and `nodes` nodes of a draft."""
+    """Return how many slots a layer with this window needs for any sequence and `nodes` nodes of a draft."""
     return _rounded(window + _MARGIN + _block(window) + nodes)
 
 
 def capacity(slots: int, window: int = 0) -> int:
-    """Return the slots that a layer makes room for where it needs `slots`, in one with a window no more to spare than
-    it needs for any sequence; captured passes take up to twice `slots`.
+    """Return the capacity of a layer that needs `slots` slots. With a window, it has no more spare slots than any
+    sequence needs; captured passes take up to twice `slots`.
     """
     ample = slots + max(slots // _SPARE, _LEAST_SPARE)
     return _rounded(max(slots, min(ample, window_band(window, WINDOW_NODES))) if window else ample)
@@ -80,14 +82,14 @@ class Frame:
 
 
 class _States:
-    """The keys or the values of a `TreeLayer`, as attributes that a layer of transformers has."""
+    """The keys or values of a `TreeLayer`, as attributes like those of a transformers layer."""
 
     def __init__(self, part: int) -> None:
         """`part`: 0 for the keys, 1 for the values."""
         self._part = part
 
     def __get__(self, layer: TreeLayer, cls: type | None = None) -> torch.Tensor | None:
-        """Return states (batch, heads, n, size) of the slots that the next token sees: a layer of transformers keeps no
+        """Return states (batch, heads, n, size) of the slots that the next token sees: layers of transformers keep no
         others.
         """
         if not layer.buffers:
@@ -97,54 +99,54 @@ class _States:
         return states[:, :, -layer.window + 1 :] if layer.window > 1 else states
 
     def __set__(self, layer: TreeLayer, states: torch.Tensor | None) -> None:
-        """Let the layer become one of transformers: states that it is given need not be views of buffers."""
+        """Turn the layer into one of transformers: states set from outside need not be views of buffers."""
         if states is not None:  # the constructor of transformers sets None
             layer.hand_back(self._part, states)
 
 
 class TreeLayer(DynamicLayer):
-    """Keys and values of one layer, in buffers of its own; a `DynamicLayer` for everybody else."""
+    """Keys and values of one layer, in its own buffers; for all other code a `DynamicLayer`."""
 
     keys = _States(0)
     values = _States(1)
     frame: Frame | None = None
     """Frame of the current forward pass, if its shape is fixed."""
     shown = False
-    """Whether somebody may hold views of the buffers, which must not be written to any more."""
+    """Whether other code may hold views of the buffers, which must then not be written to."""
 
     def __init__(self, window: int = 0) -> None:
-        """`window`: how many tokens a token may see, itself included; 0 for all."""
+        """`window`: the number of tokens that a token may see, itself included; 0 for all."""
         self.window = window
-        """Slots that left it are dropped; 0 where all stay."""
+        """Slots outside the window are dropped; 0 keeps all."""
         self.is_sliding = window > 0
         for name in _WINDOW_IN_A_TENSOR if window else ():
             setattr(self, name, torch.tensor(window))
         self.buffers: list[torch.Tensor] = []
-        """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each where they differ in size. None
+        """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each if they differ in size. Empty
         before the first pass.
         """
         self.rows = 0
         """Sequences; the buffers may have capacity for more."""
         self.length = 0
-        """Slots of the longest sequence, those that were dropped included."""
+        """Slots of the longest sequence, including dropped ones."""
         self.columns = 0
         """Slots of the buffers in use."""
         self.starts: list[int] = []
-        """By sequence, the slots that were dropped: its slot of this number is in the first column."""
+        """By sequence, the number of dropped slots: the slot of this number is in the first column."""
         self.first_needed = 0
-        """Slots before it are seen by no pass after the next one, in any sequence."""
+        """Slots before this one are seen by no pass after the next one, in any sequence."""
         self.reserved = 0, 0
-        """Sequences and columns that the buffers have capacity for from the start."""
+        """Sequences and columns for which the buffers are first allocated."""
         super().__init__()
         self.device: torch.device
 
     def states(self) -> list[torch.Tensor]:
-        """Return views of the keys and values (batch, heads, columns, size) of all slots that there are."""
+        """Return views of the keys and values (batch, heads, columns, size) of all slots."""
         parts = self.buffers[0][0], self.buffers[-1][-1]
         return [part[: self.rows, :, : self.columns] for part in parts]
 
     def hand_back(self, part: int, states: torch.Tensor) -> None:
-        """Become a layer of transformers, with keys (`part` 0) or values (1) that somebody else has set."""
+        """Turn into a layer of transformers, with keys (`part` 0) or values (1) that other code has set."""
         plain = self._plain_layer()
         if plain is None:
             raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
@@ -153,21 +155,21 @@ class TreeLayer(DynamicLayer):
         self._become(plain, parts)
 
     def release(self) -> None:
-        """Become a layer of transformers, if there is one of this kind, whose keys and values are as there: contiguous,
-        and nobody else's.
+        """Turn into a layer of transformers, if there is one of this kind, with keys and values as such a layer has
+        them: contiguous and not shared.
         """
         if (plain := self._plain_layer()) is not None:
             states = [states.contiguous() for states in (self.keys, self.values) if states is not None]
             self._become(plain, states)
 
     def _plain_layer(self) -> DynamicLayer | None:
-        """Return a layer of transformers without keys that does the same, if they have one of this kind."""
+        """Return an empty layer of transformers of the same kind, or None if there is none."""
         if type(self) is not TreeLayer:
             return None
         return DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
 
     def _become(self, plain: DynamicLayer, parts: Sequence[Any]) -> None:
-        """Become a layer of transformers with these keys and values, or without any."""
+        """Turn into a layer of transformers with these keys and values, or without any."""
         if parts:
             plain.lazy_initialization(*parts)
             plain.keys, plain.values = parts
@@ -178,17 +180,17 @@ class TreeLayer(DynamicLayer):
     # Capacity
 
     def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """A buffer like (parts, batch, heads, n, size), for so many sequences and columns."""
-        # Zeros: passes of a fixed shape attend to slots that nothing was written to, masked, and zero times NaN is NaN.
+        """Return a buffer like (parts, batch, heads, n, size), for `rows` sequences and `columns` slots."""
+        # Zeros: fixed-shape passes attend to masked slots that were never written, and zero times NaN is NaN.
         parts, _, heads, _, size = like.shape
         return like.new_zeros(parts, rows, heads, columns, size)
 
     @lasting
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make buffers for keys and values like these (batch, heads, n, size)."""
+        """Allocate buffers for keys and values like these (batch, heads, n, size)."""
         self.device, self.dtype = key_states.device, key_states.dtype
         like = [states[None] for states in (key_states, value_states)]
-        # Under autocast they may be of two types: what rotates keys computes in float32.
+        # Under autocast they may have two dtypes: rotary embeddings compute keys in float32.
         if like[0].shape == like[1].shape and like[0].dtype == like[1].dtype:
             like = [like[0].expand(2, -1, -1, -1, -1)]
         rows, (reserved, columns) = len(key_states), self.reserved
@@ -197,9 +199,7 @@ class TreeLayer(DynamicLayer):
         self.is_initialized = True
 
     def reserve(self, rows: int, columns: int, exactly: bool = False) -> None:
-        """Have capacity for so many sequences and columns, which grows with some to spare unless `exactly` so many are
-        wanted.
-        """
+        """Ensure capacity for this many sequences and columns; unless `exactly`, it grows with some to spare."""
         _, have_rows, _, have_columns, _ = self.buffers[-1].shape
         if rows <= have_rows and columns <= have_columns:
             return
@@ -211,14 +211,16 @@ class TreeLayer(DynamicLayer):
 
     @lasting
     def _grow(self, rows: int, columns: int) -> None:
-        """Replace the buffers with larger ones, one after the other; so the capacity is that of the last one."""
+        """Replace the buffers with larger ones, one after the other; so the capacity is that of the last buffer."""
         for index, buffer in enumerate(self.buffers):
             grown = self._empty(buffer, rows, columns)
             grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
             self.buffers[index] = grown
 
     def own(self) -> None:
-        """Have buffers that nobody holds views of: a layer of transformers never writes to keys that it has shown."""
+        """Ensure that no other code holds views of the buffers: a transformers layer never writes to keys that it has
+        returned.
+        """
         if self.shown:
             self._grow(*self.buffers[-1].shape[1:4:2])
             self.shown = False
@@ -230,13 +232,13 @@ class TreeLayer(DynamicLayer):
         return copied
 
     def take_over(self, layer: Any) -> None:
-        """Hold the slots of a layer of transformers, as far as it has not dropped them; this one is empty."""
+        """Copy the slots of a transformers layer, except those that it has dropped; this layer is empty."""
         if layer.keys is not None:
             self.load(layer.keys, layer.values, layer.cumulative_length - layer.keys.shape[2] if self.window else 0)
             self.device = layer.device  # the states of an offloaded layer lie elsewhere
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, dropped: int) -> None:
-        """Hold these slots (batch, heads, n, size), before which so many were dropped; the layer is empty."""
+        """Store these slots (batch, heads, n, size), which follow `dropped` dropped ones; the layer is empty."""
         self.update(keys, values)
         self.length, self.starts = self.length + dropped, [dropped] * self.rows
 
@@ -254,13 +256,13 @@ class TreeLayer(DynamicLayer):
             self.rows, self.starts = 0, [0] * rows
             self.reserve(rows, 0)
             self.rows = rows
-        elif self.rows != rows and self.frame is None:  # those of a frame may be fewer
+        elif self.rows != rows and self.frame is None:  # a frame may have fewer
             raise RuntimeError(f"the cache must hold the {rows} sequences of the pass, got {self.rows}")
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
         for part, states in (0, key_states), (-1, value_states):
             buffer = self.buffers[part]
-            if states.dtype != buffer.dtype:  # as of a model that was converted since, in plain `generate`
+            if states.dtype != buffer.dtype:  # such as after converting the model, in plain `generate`
                 self.buffers[part] = buffer.to(torch.promote_types(states.dtype, buffer.dtype))
         self.dtype = self.buffers[0].dtype
         start, end = self.columns, self.columns + n
@@ -280,7 +282,7 @@ class TreeLayer(DynamicLayer):
     def _update_window(
         self, key_states: torch.Tensor, value_states: torch.Tensor, surplus: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append states and return all slots, the first `surplus` of which are not kept after this pass."""
+        """Append states and return all slots; the first `surplus` slots are dropped after this pass."""
         before = self.states()
         keys = torch.cat([before[0].to(key_states.device), key_states], dim=2)
         values = torch.cat([before[1].to(value_states.device), value_states], dim=2)
@@ -312,11 +314,11 @@ class TreeLayer(DynamicLayer):
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The slots that the next pass attends to, and how many were dropped before them."""
+        """Return how many slots the next pass attends to, and how many were dropped before them."""
         return self.columns + query_length, self.length - self.columns
 
     def cut(self, slots: int) -> None:
-        """Forget all slots from number `slots` on."""
+        """Discard all slots from number `slots` on."""
         if slots == 0:
             self.length = self.columns = self.first_needed = 0
             self.starts = [0] * self.rows
@@ -327,7 +329,7 @@ class TreeLayer(DynamicLayer):
 
     def settle(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` slots of each sequence, and drop those before its window."""
-        if self.rows != len(lengths):  # a frame was filled up with sequences that there are not
+        if self.rows != len(lengths):  # a frame was padded with further sequences
             self.rows, self.starts = len(lengths), (self.starts + [0] * len(lengths))[: len(lengths)]
         if self.window:
             self._drop(lengths)
@@ -335,13 +337,13 @@ class TreeLayer(DynamicLayer):
         self.columns = max(map(sub, lengths, self.starts))
 
     def wipe(self, lengths: Sequence[int]) -> None:
-        """Write zeros behind the first `lengths[row]` slots of each sequence."""
+        """Write zeros after the first `lengths[row]` slots of each sequence."""
         for buffer in self.buffers:
             for row, slots in enumerate(buffer.unbind(1)):
                 slots[:, :, lengths[row] - self.starts[row] if row < len(lengths) else 0 :] = 0
 
     def _drop(self, lengths: Sequence[int]) -> None:
-        """Drop the slots before the window of each sequence, which has the first `lengths[row]` ones."""
+        """Drop the slots before the window of each sequence, which has `lengths[row]` slots."""
         for row, (length, start, before) in enumerate(zip(lengths, self._starts(lengths), self.starts, strict=True)):
             if start > before:
                 for buffer in self.buffers:
@@ -350,11 +352,11 @@ class TreeLayer(DynamicLayer):
                 self.starts[row] = start
 
     def _starts(self, lengths: Sequence[int]) -> list[int]:
-        """The slots that sequences of these lengths have dropped."""
+        """Return how many slots sequences of these lengths have dropped."""
         return [window_start(length, self.window) if self.window else 0 for length in lengths]
 
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
-        """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
+        """Move each sequence by `distances[row]` slots, to the right if positive, filling with zeros; it then has
         `lengths[row]`.
         """
         starts = self._starts(lengths)
@@ -368,14 +370,14 @@ class TreeLayer(DynamicLayer):
         self.starts, self.length, self.columns = starts, max(lengths), columns
 
     def take(self, other: TreeLayer, first: int, lengths: Sequence[int]) -> None:
-        """Write, as the sequences from number `first` on, the first `lengths[row]` slots of another layer's, and zeros
-        behind; they count after `admit`.
+        """Write the first `lengths[row]` slots of each sequence of another layer, followed by zeros, as the sequences
+        from number `first` on; they count after `admit`.
         """
         starts = self._starts(lengths)
         columns = max(map(sub, lengths, starts))
         if not self.buffers:
             self.lazy_initialization(*(states[:0] for states in other.states()))
-            self.device = other.device  # which is not where the slots of an offloaded layer lie
+            self.device = other.device  # where the slots of an offloaded layer are not
         used = max(columns, self.columns) if first else columns
         self.reserve(first + len(lengths), used)
         for own, given in zip(self.buffers, other.buffers, strict=True):
@@ -383,7 +385,7 @@ class TreeLayer(DynamicLayer):
             for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
                 slots, dropped = own[:, first + row], other.starts[row]
                 begin, end = max(0, dropped - start), length - start
-                slots[:, :, :begin] = 0  # which no later token sees
+                slots[:, :, :begin] = 0  # no later token sees these
                 slots[:, :, begin:end] = given[:, row, :, start + begin - dropped : length - dropped]
                 slots[:, :, end:used] = 0
 
@@ -397,12 +399,12 @@ class TreeLayer(DynamicLayer):
         self.columns = max(columns, self.columns if first else 0)
 
     def move(self, rows: torch.Tensor, columns: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy slots (n,) of sequences to other columns (n,) of theirs, all at once."""
+        """Copy slots (n,) of sequences to other columns (n,) of the same sequences, in one operation."""
         for buffer in self.buffers:
             buffer[:, rows, :, to] = buffer[:, rows, :, columns]
 
     def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        """Views of some slots of one sequence; see `Slots`."""
+        """Return views of some slots of one sequence; see `Slots`."""
         return [part[row, :, first:last] for buffer in self.buffers for part in buffer]
 
     def append(self, states: Sequence[torch.Tensor]) -> None:
@@ -410,8 +412,8 @@ class TreeLayer(DynamicLayer):
         self.update(states[0][None], states[1][None])
 
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep these sequences alone, in this order, of up to `slots` slots; a sequence may only move to the row of one
-        that goes.
+        """Keep only these sequences, in this order, with up to `slots` slots; one may only move to the row of a removed
+        sequence.
         """
         for row, source in enumerate(rows):
             if row != source:
@@ -421,31 +423,31 @@ class TreeLayer(DynamicLayer):
         self.columns = min(self.columns, slots - min(self.starts))
         self.length = slots
 
-    # What transformers does with a cache
+    # Interface of caches in transformers
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` slots, as in transformers, whose layers go back behind no window."""
+        """Discard the last `-tokens_to_remove` slots; as in transformers, not after the window has been filled."""
         if 0 < self.window <= self.length:
             raise RuntimeError(
-                f"crop() cannot take back tokens once as many as the window of {self.window} were read, got "
-                f"{self.length}; call activate_past_recording() before they are read"
+                f"crop() cannot remove tokens after the sliding window of {self.window} has been filled, got "
+                f"{self.length}; call activate_past_recording() before that"
             )
         if self.buffers:
             self.cut(left_by_crop(tokens_to_remove, self.length))
 
     def reset(self) -> None:
-        """Hold nothing, so that what comes next may be of another type or size."""
+        """Discard everything, so that later states may have another dtype or size."""
         self.cut(0)
         self.buffers, self.rows, self.starts, self.is_initialized = [], 0, [], False
 
     def activate_past_recording(self) -> None:
-        """Become a layer of transformers, which keeps all slots until it is cropped; nothing where all stay anyway."""
+        """Turn into a layer of transformers, which keeps all slots until it is cropped; do nothing without a window."""
         if self.window:
             self.release()
-            self.activate_past_recording()  # that of transformers
+            self.activate_past_recording()  # the method of transformers
 
     def _pick(self, rows: torch.Tensor) -> None:
-        """Let the sequences be those of these numbers."""
+        """Select the sequences with these numbers."""
         for index, buffer in enumerate(self.buffers):
             self.buffers[index] = buffer[:, rows.to(buffer.device)]
         self.starts, self.rows = [self.starts[row] for row in rows.tolist()], len(rows)
@@ -464,10 +466,10 @@ class TreeLayer(DynamicLayer):
 
 
 class OffloadedTreeLayer(TreeLayer):
-    """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
+    """A layer whose slots are in host memory, and on the device only while it attends to them."""
 
     def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        # The heads of a slot lie side by side, so that the slots of one sequence are one piece to copy to the device.
+        # The heads of a slot are contiguous, so the slots of one sequence are copied to the device in one piece.
         parts, _, heads, _, size = like.shape
         pinned = torch.cuda.is_available()
         return torch.empty(parts, rows, columns, heads, size, dtype=like.dtype, pin_memory=pinned).transpose(2, 3)
@@ -475,20 +477,20 @@ class OffloadedTreeLayer(TreeLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in a `TreeLayer`; return copies of all slots on the device."""
+        """Append as in a `TreeLayer`; return copies of all slots on the device."""
         keys, values = super().update(key_states, value_states)
-        # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
+        # The host waits for this copy, as for that of the new slots, so nothing is read before it has arrived.
         return keys.to(self.device), values.to(self.device)
 
     def offload(self) -> None:
-        """Nothing: every new slot was copied to the host at once."""
+        """Do nothing: every new slot was copied to the host immediately."""
 
     def prefetch(self) -> None:
-        """Nothing: one layer at a time is on the device."""
+        """Do nothing: one layer at a time is on the device."""
 
 
 def roll(states: torch.Tensor, distance: int) -> None:
-    """Move states (..., slots, size) in place; zeros come in from the left."""
+    """Move states (..., slots, size) in place; zeros enter from the left."""
     if distance:
         states.copy_(states.roll(distance, dims=-2))
         states[..., : max(0, distance), :] = 0
