@@ -1,1 +1,1 @@
-"""Small parts that know nothing of decoding."""
+"""Small utilities that are independent of decoding."""

@@ -1,4 +1,4 @@
-"""A class again, derived from others, in which `super()` means these."""
+"""Copy a class onto other bases, with `super()` bound to the copy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import CellType, FunctionType
 from typing import Any
 
 _OF_ITS_BASES = frozenset({"__dict__", "__weakref__"})
-"""What Python sets on a class by what it derives from."""
+"""Attributes that Python sets on a class according to its bases."""
 
 
 def made_again(cls: type, bases: tuple[type, ...]) -> type:
-    """Return a class like another one, with all that is set on it, but derived from `bases`."""
+    """Return a copy of a class with all its own attributes, derived from `bases`."""
     metaclass: Any = type(cls)
     own = CellType()
     copied = {name: _member_of(own, member, cls) for name, member in vars(cls).items() if name not in _OF_ITS_BASES}
@@ -21,8 +21,8 @@ def made_again(cls: type, bases: tuple[type, ...]) -> type:
 
 
 def _member_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] = ()) -> Any:
-    """Return a member of a class as one of the class in the cell `own`, which its `super()` means then, as does that of
-    functions which a decorator holds. `outer`: the cells that hold it, which it may name.
+    """Return a member of a class as a member of the class in the cell `own`, to which its `super()` then refers; so
+    does that of functions that a decorator holds. `outer`: the enclosing cells, which the member may reference.
     """
     if type(member) in (classmethod, staticmethod):
         return type(member)(_member_of(own, member.__func__, cls, outer))
@@ -42,12 +42,12 @@ def _member_of(own: CellType, member: Any, cls: type, outer: Sequence[CellType] 
 
 
 def _cell_of(own: CellType, cell: CellType, cls: type, outer: Sequence[CellType]) -> CellType:
-    """Return a cell of a closure as one of a member of the class in the cell `own`."""
+    """Return a cell of a closure, converted for a member of the class in the cell `own`."""
     if any(cell is one for one in outer):
         return cell
     try:
         content = cell.cell_contents
-    except ValueError:  # empty as yet
+    except ValueError:  # not filled yet
         return cell
     if content is cls:
         return own

@@ -1,13 +1,13 @@
-"""Functions compiled by numba: once per machine, then cached on its disk.
+"""Functions compiled by numba: once per machine, then cached on disk.
 
-numba finds a cached function by its file alone. Functions that it calls from other files are part of its machine code,
-and its index names the classes of its arguments: after an upgrade in place the former would be stale, and the latter
+numba identifies a cached function by its file alone. Functions called from other files are part of its machine code,
+and its index names the classes of its arguments: after an in-place upgrade the former would be stale, and the latter
 unreadable. So a hash of all sources is part of the name under which a function is cached.
 
-Most of the compile time is numba's own, in Python, for every function and every combination of types. So integers are
-made int64 before they are passed, whatever array they are from; there are no slices, and no sorting or searching of
-numpy's. A function that makes no arrays counts no references, which also makes it faster: learning takes a quarter of
-the time. That option (`_nrt`) is private; no public one does the same, and no other file names it.
+Most of the compile time is spent in numba's own Python code, for every function and every combination of types. So
+integers are converted to int64 before they are passed, whatever their array; there are no slices, and no numpy sorting
+or searching. A function that creates no arrays counts no references, which also makes it faster: learning takes a
+quarter of the time. That option (`_nrt`) is private: no public option is equivalent, and no other file uses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPILED = ("recycling/*.py", "costs.py", "_util/*.py")
 
 
 def _digest() -> str:
-    # This file too: numba's options are not part of its own names.
+    # This file too: numba's own names do not include its options.
     digest = hashlib.sha256()
     for pattern in _COMPILED:
         for path in sorted(_PACKAGE.glob(pattern)):
@@ -44,15 +44,15 @@ def _digest() -> str:
 
 
 Record: TypeAlias = Any
-"""A numpy record, of which compiled code reads and writes the fields as attributes."""
+"""A numpy record, whose fields compiled code reads and writes as attributes."""
 _SOURCES = _digest()
 _OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
-"""Of numba, for all functions: nothing is compiled that no caller needs."""
+"""Options of numba for all functions: nothing is compiled that no caller needs."""
 
 
 def compiled(function: Callable | None = None, *, allocates: bool = True, **options: Any) -> Any:
-    """Compile a function at its first call from Python. `allocates`: whether it, or a function that it calls, makes
-    arrays. Other options are numba's.
+    """Compile a function at its first call from Python. `allocates`: whether the function, or a function that it calls,
+    creates arrays. Other options are numba's.
     """
     if function is None:
         return lambda function: compiled(function, allocates=allocates, **options)
@@ -60,37 +60,37 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
     how = {**_OPTIONS, "_nrt": allocates, **options}
     try:
         return njit(cache=True, **how)(function)
-    except RuntimeError:  # numba finds no folder to write to
+    except RuntimeError:  # numba finds no writable folder
         _Compiling.keeps = False
         return njit(**how)(function)
 
 
 def compiled_part(function: Callable | None = None, *, allocates: bool = False, **options: Any) -> Any:
-    """Compile a function as a part of its callers. Called from Python it runs uncompiled."""
+    """Compile a function as a part of its callers. When called from Python it runs uncompiled."""
     if function is None:
         return lambda function: compiled_part(function, allocates=allocates, **options)
     return register_jitable(**_OPTIONS, _nrt=allocates, **options)(function)
 
 
 def compiled_inline(function: Callable) -> Any:
-    """Compile a function within its only caller: for large ones, which LLVM would optimise again in every function that
-    has them as a part. Not for small ones: inlining takes longer than compiling these.
+    """Compile a function within its only caller: for large functions, which LLVM would otherwise optimize again in
+    every function that contains them. Not for small ones: inlining takes longer than compiling them.
     """
     how: dict[str, Any] = {**_OPTIONS, "_nrt": False, "inline": "always"}
     return njit(**how)(function)
 
 
 class _Compiling(event.Listener, threading.local):
-    """Logs that functions are being compiled, and adds up the time per thread."""
+    """Logs that functions are being compiled, and sums the time per thread."""
 
     keeps = True
-    """Whether there is a folder to cache them in."""
+    """Whether there is a folder to cache the functions in."""
     collects = False
-    """Whether garbage is collected where nothing is compiled: numba makes so many objects that it takes a sixth of the
-    time.
+    """Whether garbage collection was enabled before compilation: numba creates so many objects that it takes a sixth of
+    the time.
     """
     depth = 0
-    """Compilations in progress, one within another; the outermost is of one of our functions."""
+    """Number of nested compilations in progress; the outermost is of one of our functions."""
     since = 0.0
     seconds = 0.0
     """Seconds that this thread has spent compiling."""
@@ -126,8 +126,8 @@ def _say(keeps: bool) -> None:
         logger.warning("compiling the drafting loops, once on this machine (%s)", _SECONDS)
     else:
         logger.warning(
-            "compiling the drafting loops (%s), in every process again, since no folder to keep them in can be "
-            "written; set NUMBA_CACHE_DIR to one that can",
+            "compiling the drafting loops (%s), in every process again: there is no writable folder to cache them in; "
+            "set NUMBA_CACHE_DIR to one",
             _SECONDS,
         )
 

@@ -1,4 +1,4 @@
-"""Devices and torch's modes: synchronization, lasting tensors, states of random generators, memory, names, dtypes."""
+"""Devices and torch modes: synchronization, inference mode, random generator states, memory, names, dtypes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _UNKNOWN = 8 * 2**30
-"""Bytes of memory of a host that does not say how many it has."""
+"""Assumed bytes of memory of a host that does not report its size."""
 _SEEDS = 2**63 - 1
-"""Seeds are below it."""
+"""Exclusive upper bound of seeds."""
 _CPU = Path("/proc/cpuinfo")
 _INSTRUCTIONS = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""Flags of x86 and ARM CPUs that multiply in 16 bits."""
+"""Flags of x86 and ARM CPUs with 16-bit multiplication."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -38,14 +38,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def lasting(function: F) -> F:
-    """Let tensors that a function makes be written in place later, in inference mode or outside of it: one call may be
-    within it and the next not.
+    """Create a function's tensors outside inference mode, so that they can be written in place later, in inference mode
+    or outside: one call may be within it and the next not.
     """
-    return torch.inference_mode(False)(torch.no_grad()(function))  # the former alone would switch gradients on
+    return torch.inference_mode(False)(torch.no_grad()(function))  # inference_mode(False) alone would enable gradients
 
 
 def random_state(device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
-    """Return the state of a generator, or of the device's own. Nothing waits for the device."""
+    """Return the state of a generator, or of the device's default generator. Nothing waits for the device."""
     if generator is not None:
         return generator.get_state()
     if device.type == "cpu":
@@ -54,7 +54,7 @@ def random_state(device: torch.device, generator: torch.Generator | None) -> tor
 
 
 def set_random_state(device: torch.device, generator: torch.Generator | None, state: torch.Tensor) -> None:
-    """Set what `random_state` returned."""
+    """Restore a state returned by `random_state`."""
     if generator is not None:
         generator.set_state(state)
     elif device.type == "cpu":
@@ -66,14 +66,14 @@ def set_random_state(device: torch.device, generator: torch.Generator | None, st
 def seeded_generators(
     number: int, device: torch.device, generator: torch.Generator | None = None
 ) -> list[torch.Generator]:
-    """Return generators on a device, seeded with random numbers of `generator`, or of the device's own."""
+    """Return generators on a device, seeded with random numbers of `generator`, or of the device's default."""
     seeds = torch.randint(_SEEDS, (number,), device=device, generator=generator).tolist()
     return [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
 
 def derived_generator(device: torch.device, generator: torch.Generator | None) -> torch.Generator:
-    """Return a generator on a device whose numbers follow from the present state of `generator`, or of the device's
-    own, without taking any of its numbers.
+    """Return a generator on a device whose numbers depend on the current state of `generator`, or of the device's
+    default generator, without consuming any of its numbers.
     """
     state = random_state(device, generator).cpu().numpy().tobytes()
     seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "big")
@@ -81,12 +81,12 @@ def derived_generator(device: torch.device, generator: torch.Generator | None) -
 
 
 def _named(device: torch.device) -> tuple[torch.device, ...]:
-    """Arguments that name a device, where there may be several of its type."""
+    """Return the arguments that name a device, if there may be several of its type."""
     return () if device.type == "mps" else (device,)
 
 
 def memory(device: torch.device) -> int:
-    """Return the bytes of memory of a device in all; of the host, those this process may use."""
+    """Return a device's total bytes of memory; for the host, the memory that this process may use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":
@@ -96,8 +96,8 @@ def memory(device: torch.device) -> int:
 
 
 def _limits() -> list[int]:
-    """Return the limits, in bytes, of the control groups that this process is in: its own and all around it, as Slurm,
-    systemd and containers set them.
+    """Return the limits, in bytes, of the control groups that contain this process: its own and all ancestors, as set
+    by Slurm, systemd and containers.
     """
     files = {_CGROUPS / "memory.max"}
     with contextlib.suppress(OSError):
@@ -111,13 +111,13 @@ def _limits() -> list[int]:
             files |= {root / parent / name for parent in (own, *own.parents)}
     limits = []
     for file in files:
-        with contextlib.suppress(OSError, ValueError):  # "max" where a group has no limit
+        with contextlib.suppress(OSError, ValueError):  # "max" if a group has no limit
             limits.append(int(file.read_text()))
     return limits
 
 
 def cpu_dtypes() -> set[str]:
-    """Return the 16-bit dtypes that this CPU has instructions for; empty where that is not known."""
+    """Return the 16-bit dtypes that this CPU has instructions for; empty if unknown."""
     try:
         flags = set(_CPU.read_text().split())
     except OSError:  # not Linux
@@ -127,7 +127,7 @@ def cpu_dtypes() -> set[str]:
 
 @cache
 def machine(device: torch.device) -> str:
-    """The name of what computes."""
+    """Return the name of the computing device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {cpu_name()}"
 
 

@@ -1,12 +1,12 @@
-"""Pictures for notebooks: what `Stats`, `Tree` and `Step` show as the last line of a cell, and of whole texts.
+"""Figures for notebooks: the rendering of `Stats`, `Tree` and `Step` as the last line of a cell, and of whole outputs.
 
     from token_recycling import mat_over_time, text_by_step
 
     steps = [step.tokens for step in stream(model, input_ids)]
     text_by_step(tokenizer, steps)
 
-All is HTML and SVG with its style in it: no script, nothing loaded, colours that stand on light and dark pages.
-Whatever is shown is escaped. Plain data come in, so that this file knows neither models nor the loop.
+Everything is HTML and SVG with inline style: no scripts, no loaded resources, colors for both light and dark pages. All
+content is escaped. The inputs are plain data, so this file is independent of models and the loop.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from html import escape
 from .text_stream import Decodes, pieces
 
 GREEN, AMBER, BLUE, GREY = "46,134,89", "201,116,20", "58,110,204", "128,138,148"
-"""As red, green, blue, to be mixed with the page: filled at a fifth, drawn in full."""
+"""As red, green, blue, to be blended with the page: fills at a fifth, lines opaque."""
 _TINTS = (GREEN, BLUE)
 _STYLE = (
     "font:14px/1.5 system-ui,sans-serif;color:var(--jp-ui-font-color1,var(--vscode-foreground,inherit));max-width:100%"
 )
 _MONO = "font:13px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 _LETTER, _ROW, _GAP = 7.9, 26, 30
-"""Pixels: of a letter, from row to row, and from one depth of a tree to the next."""
+"""Pixels: width of a letter, distance of rows, and gap between the depths of a tree."""
 
 
 @dataclass(frozen=True)
 class Html:
-    """A picture: Jupyter shows it as the last line of a cell; `html` is what it is made of."""
+    """A figure: Jupyter renders it as the last line of a cell; `html` is its source."""
 
     html: str
 
@@ -41,14 +41,14 @@ class Html:
 
 
 def visible(text: str) -> str:
-    """A token's text with its spaces and ends of lines to be seen."""
+    """Return a token's text with visible spaces and line ends."""
     return text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
 
 
 def tree(parents: Sequence[int], labels: Sequence[str], accepted: Sequence[int] = (), own: str | None = None) -> Html:
-    """A tree from left to right, the accepted path straight at the top of what begins there.
+    """Draw a tree from left to right, with the accepted path straight along the top of its subtrees.
 
-    `parents` has -1 for the root, node 0; `own` is the token that the model put behind the last accepted node.
+    `parents` has -1 for the root, node 0; `own` is the token that the model chose after the last accepted node.
     """
     parents, labels, path = [*parents], [*labels], [*accepted]
     if own is not None:
@@ -65,7 +65,7 @@ def tree(parents: Sequence[int], labels: Sequence[str], accepted: Sequence[int] 
 
     drawn, tops, leaves, waiting = [], [0] * len(parents), 0, [0]
     while waiting:
-        # A node stands in the row of its first child, and the child on the path is the first.
+        # A node is in the row of its first child, and the child on the accepted path comes first.
         node = waiting.pop()
         waiting += sorted(children[node], key=lambda child: (child not in path, child), reverse=True)
         tops[node], leaves = leaves * _ROW + 3, leaves + (not children[node])
@@ -85,7 +85,7 @@ def tree(parents: Sequence[int], labels: Sequence[str], accepted: Sequence[int] 
 
 
 def _branch(start: float, end: float, above: int, below: int, colour: str) -> str:
-    """From the right side of a node to the left side of its child; it bends in the gap before the child."""
+    """Draw a line from the right side of a node to the left side of its child; it bends in the gap before the child."""
     bend = end - _GAP
     return (
         f'<path d="M{start:.0f} {above + 11}H{bend:.0f}C{bend + _GAP / 2:.0f} {above + 11} {bend + _GAP / 2:.0f} '
@@ -104,7 +104,7 @@ def _box(x: float, y: int, width: float, label: str, colour: str) -> str:
 
 
 def text_by_step(tokenizer: Decodes, steps: Sequence[Sequence[int]], prompt: str = "") -> Html:
-    """A text whose tokens of one step have one tint, stronger for more tokens; `steps` are token ids."""
+    """Render an output with one tint per step, stronger for more tokens; `steps` are token ids."""
     shown = [f'<span style="opacity:.6">{escape(prompt)}</span>']
     for number, (text, tokens) in enumerate(zip(pieces(tokenizer, map(list, steps)), steps, strict=True), start=1):
         strength = min(0.1 + 0.07 * len(tokens), 0.6)
@@ -115,14 +115,14 @@ def text_by_step(tokenizer: Decodes, steps: Sequence[Sequence[int]], prompt: str
     total = f"{_count(sum(map(len, steps)), 'token')} in {_count(len(steps), 'step')}"
     return Html(
         f'<pre style="{_MONO};line-height:1.6;white-space:pre-wrap;margin:0;color:inherit;background:none">'
-        f"{''.join(shown)}</pre>{_small(f'{total}; a tint a step, the stronger the more tokens it gave')}"
+        f"{''.join(shown)}</pre>{_small(f'{total}; one tint per step, stronger for more tokens')}"
     )
 
 
 def mat_over_time(**runs: Sequence[Sequence[int]]) -> Html:
-    """Mean accepted tokens a step as texts grow: a line for every run, which is the token ids of its steps.
+    """Plot the mean accepted tokens per step as sequences grow: one line per run, given as the token ids of its steps.
 
-    A line is the mean of the steps so far; a dot is one step with its tokens, at the upper edge where they are more.
+    A line is the mean of the steps so far; a dot is the tokens of one step, clipped at the upper edge.
     """
     width, height, foot = 640, 220, 22
     counts = {name: [len(step) for step in steps] for name, steps in runs.items()}
@@ -155,12 +155,12 @@ def mat_over_time(**runs: Sequence[Sequence[int]]) -> Html:
     return Html(
         f'<div>{" &emsp; ".join(names)}</div><svg viewBox="0 0 {width} {height}" width="{width}" style="max-width:100%;'
         f'font:11px system-ui,sans-serif;fill:currentColor" role="img" aria-label="MAT over time">'
-        f"{''.join(drawn)}</svg>" + _small("lines: mean tokens a step so far; dots: tokens of one step")
+        f"{''.join(drawn)}</svg>" + _small("lines: mean tokens per step so far; dots: tokens of one step")
     )
 
 
 def figures(head: str, lines: Sequence[str], bars: Mapping[str, Mapping[str, float]]) -> Html:
-    """A headline, lines below it, and bars by name: of each group shares of its largest."""
+    """Render a headline, lines below it, and named bars, scaled to the largest of their group."""
     groups = []
     for title, values in bars.items():
         most = max(values.values(), default=0.0) or 1.0
@@ -195,5 +195,5 @@ def _count(number: int, thing: str) -> str:
 
 
 def _letters(text: str) -> int:
-    """How many columns a text takes; signs of East Asian scripts take two."""
+    """Return how many columns a text takes; East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)

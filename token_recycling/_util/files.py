@@ -1,9 +1,8 @@
-"""Files and folders that a reader sees whole or not at all, and the folder for what is kept between processes: there,
-facts that were learned about a model, of which a damaged file is replaced by the next one written.
+"""Atomic writing of files and folders, and the cache folder shared by processes, with facts learned about models.
 
-Both are written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
-however that ends: so the next writer knows what was left behind, by whatever machine, and removes it. Where there are
-no such locks (some network drives) it stays.
+A file or folder is first written to a hidden folder next to it, which its writer keeps locked. The lock ends with the
+process, however that ends: so the next writer, on any machine, detects abandoned folders and removes them. Without such
+locks (on some network drives) abandoned folders stay. A damaged file of facts is replaced by the next write.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _PREFIX = ".token_recycling."
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield a temporary file that replaces `path` at the end of the block: readers see the old file or the new one,
-    never a part. After an error the old file stays. Missing folders are made.
+    """Yield a temporary file that replaces `path` at the end of the block: readers see either the old or the new file,
+    never a part. After an error the old file stays. Missing folders are created.
 
-    The new file has the permissions of the old one, or of any new file. Of a symbolic link the target is replaced.
+    The new file has the permissions of the old file, or the default ones. For a symbolic link the target is replaced.
     """
     path = Path(os.path.realpath(path))
     with _writing_beside(path) as folder:
         temporary = folder / "whole"
         temporary.touch()
-        # The umask belongs to all threads and can only be read by changing it: let a new file tell.
+        # The umask is shared by all threads and can only be read by changing it: read it from a new file.
         usual = temporary.stat().st_mode
         yield str(temporary)
         _flush(temporary)
@@ -52,7 +51,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces the folder `path` at the end of the block. After an error nothing has
-    changed. Missing folders are made.
+    changed. Missing folders are created.
     """
     with _writing_beside(path) as folder:
         temporary = folder / "whole"
@@ -67,8 +66,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait until no other process or thread is in such a block of the same `path`, a file made for that; where there
-    are no locks it does not wait.
+    """Wait until no other process or thread is in such a block with the same `path`, a file only used for locking;
+    without file locks it does not wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -82,7 +81,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing_beside(path: Path) -> Iterator[Path]:
-    """A hidden folder in that of `path`, locked until it is removed at the end."""
+    """Yield a hidden folder in the parent of `path`, locked until it is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(path.parent)
     folder, lock = _new_folder(path.parent)
@@ -94,20 +93,20 @@ def _writing_beside(path: Path) -> Iterator[Path]:
 
 
 def _flush(file: Path) -> None:
-    """Waits until what was written is on the disk."""
+    """Wait until the content of a file is on disk."""
     with open(file, "rb") as written:
         os.fsync(written.fileno())
 
 
 def _new_folder(parent: Path) -> tuple[Path, FileLock]:
-    """A folder that no other writer removes, and the lock that says so."""
+    """Return a folder that no other writer removes, and the lock that protects it."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
         lock = _lock_of(folder)
-        with contextlib.suppress(OSError, NotImplementedError):  # there are no locks here
+        with contextlib.suppress(OSError, NotImplementedError):  # no file locks here
             try:
                 lock.acquire()
-            except (Timeout, FileNotFoundError):  # taken for one that was left behind, before it was locked
+            except (Timeout, FileNotFoundError):  # removed as abandoned before it was locked
                 continue
         if folder.exists():
             return folder, lock
@@ -115,9 +114,9 @@ def _new_folder(parent: Path) -> tuple[Path, FileLock]:
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Removes the folders of writers that are gone."""
+    """Remove the folders of writers that no longer exist."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        # Another's who writes, or another user's; or there are no locks here.
+        # It may belong to an active writer or another user; or there are no file locks here.
         with contextlib.suppress(OSError, NotImplementedError), _lock_of(folder):
             shutil.rmtree(folder)
 
@@ -127,7 +126,7 @@ def _lock_of(folder: Path) -> FileLock:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -136,8 +135,8 @@ def sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where measurements and unpacked models are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's
-    cache folder.
+    """Return the folder for measurements and unpacked models: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the
+    user's cache folder.
     """
     own = os.environ.get("TOKEN_RECYCLING_CACHE")
     if own:
@@ -146,7 +145,7 @@ def cache_folder() -> Path:
 
 
 def facts_file(folder: str, setting: dict[str, str]) -> Path:
-    """Return the file of what was learned about a setting, in a folder of the cache."""
+    """Return the file of the facts learned about a setting, in a folder of the cache."""
     return cache_folder() / folder / f"{digest(setting)}.json"
 
 
@@ -158,7 +157,7 @@ def read_facts(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
-        _say(f"{path} does not hold facts learned about a model ({problem}); they are learned again")
+        _say(f"{path} does not contain facts learned about a model ({problem}); they are learned again")
         return nothing
 
 
@@ -181,5 +180,5 @@ def _say(message: str) -> None:
 
 
 def digest(of: Any) -> str:
-    """A short name for what can be written as JSON, or else as text."""
+    """Return a short digest of a value, as JSON where possible, otherwise as text."""
     return hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A lock that may stand in what is copied and pickled: the copy has a lock of its own, which is free."""
+"""A lock that may be part of copied and pickled objects: the copy has its own lock, which is free."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 
 
 class Lock(type(threading.RLock())):  # type: ignore[misc]
-    """A reentrant lock: a copy, or what comes out of a pickle, is a new one that nobody holds."""
+    """A reentrant lock whose copies, also by pickling, are new and free."""
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
 
 
 CAPTURING = Lock()
-"""Held while operations are captured as a CUDA graph: a thread that waits for the whole device then ends the capture,
-and another capture begins with waiting.
+"""Held while operations are captured as a CUDA graph. A thread that synchronizes the whole device would abort the
+capture, and a capture starts with such a synchronization.
 """

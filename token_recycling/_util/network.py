@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Return whether an address is this machine's own."""
     if host == "localhost":
         return True
     try:

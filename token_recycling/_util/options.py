@@ -1,8 +1,8 @@
 """Options as users write them: the public fields of a dataclass, from `NAME=VALUE,...` or from a mapping.
 
-The one reader for drafters, engines and the server. Types are the annotations of the fields, bounds are declared with
-`option`, or checked by the dataclass itself. An error says what was expected, what came, and which options
-there are. Standard library only: the names of drafters are completed in a shell.
+The common parser for drafters, engines and the server. Types are the annotations of the fields; bounds are declared
+with `option`, or checked by the dataclass itself. Errors name the accepted values, the given value and the available
+options. Standard library only: shell completion lists the names of drafters.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from typing import Any, Literal
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 SWITCH: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
-"""Values of an option `auto`, `on` or `off`."""
+"""Values of an option that is `auto`, `on` or `off`."""
 
 
 def option(default: Any, help: str, min: float | None = None, **shown: Any) -> Any:
-    """A dataclass field that is an option of a command too; `min` is its least value, `shown` how help shows it."""
+    """Return a dataclass field that is also a command option; `min` is its minimum, `shown` controls its help."""
     return dataclasses.field(default=default, metadata={"help": help, "min": min, **shown})
 
 
 def options_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a class: its public dataclass fields by name."""
+    """Return the options of a class: its public dataclass fields by name."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return {field.name: field for field in fields if field.init and not field.name.startswith("_")}
 
 
 def is_required(option: dataclasses.Field[Any]) -> bool:
-    """Whether an option has no default."""
+    """Return whether an option has no default."""
     return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
 
 
 def read_options(
     kind: type, owner: str, written: Mapping[str, str] | None = None, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments for the dataclass `kind`, from texts and from values of Python; a value counts before a text.
+    """Return arguments for the dataclass `kind`, from texts and from Python values; a value takes precedence over a
+    text.
 
-    `owner` says in errors whose options they are. Raises ValueError for an unknown option, a required one left out or a
-    text that is no such value, and TypeError for a value of another type.
+    `owner` names their owner in errors. Raises ValueError for an unknown option, a missing required one or an invalid
+    text, and TypeError for a value of another type.
     """
     written, given, known = written or {}, given or {}, options_of(kind)
     check_known(owner, {**written, **given}, known)
@@ -61,19 +62,19 @@ def read_options(
 
 
 def check_known(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ValueError for the first name that is not known."""
+    """Raise ValueError for the first unknown name."""
     for name in names:
         if name not in known:
             raise ValueError(f"{owner} has no option {name!r}; its options: {', '.join(known) or 'none'}")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
+    """Return the types of a union, or the single type."""
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def described(hint: Any) -> str:
-    """What a user may give, for an error."""
+    """Return a description of the accepted values, for an error."""
     return " or ".join(
         " or ".join(map(str, words)) if (words := _words(kind)) else _WORDS.get(kind, getattr(kind, "__name__", ""))
         for kind in kinds_of(hint)
@@ -81,7 +82,7 @@ def described(hint: Any) -> str:
 
 
 def from_text(owner: str, name: str, text: str, hint: Any) -> Any:
-    """A written option as the first type of its annotation that takes it; raises ValueError."""
+    """Return an option's text as the first type of its annotation that accepts it; raises ValueError."""
     kinds = kinds_of(hint)
     for kind in (int, float):
         if kind in kinds:
@@ -104,7 +105,7 @@ def _words(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; which words and numbers are right, the dataclass checks itself."""
+    """Return whether a value is of a type; the dataclass itself checks which words and numbers are valid."""
     if kind in (int, float):
         wanted = numbers.Integral if kind is int else numbers.Real
         return isinstance(value, wanted) and not isinstance(value, bool)
@@ -112,12 +113,12 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, kind)
     if words := _words(kind):
         return isinstance(value, tuple(set(map(type, words))))
-    # A model may be wrapped, a tokenizer somebody's own: of anything else a drafter knows itself what it takes.
+    # A model may be wrapped, a tokenizer custom: the drafter itself checks values of all other types.
     return not isinstance(value, (numbers.Number, str))
 
 
 def check_at_least(least: float, options: Any, *names: str) -> None:
-    """Raises ValueError for the first of these options whose value is below `least`; None is any."""
+    """Raise ValueError for the first of these options whose value is below `least`; None is always valid."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
@@ -125,7 +126,7 @@ def check_at_least(least: float, options: Any, *names: str) -> None:
 
 
 def check_declared(options: Any) -> None:
-    """Raises ValueError for the first option that is below what its field declares as `min`, or above its `max`."""
+    """Raise ValueError for the first option below the `min` or above the `max` that its field declares."""
     for field in dataclasses.fields(options):
         value, most = getattr(options, field.name), field.metadata.get("max")
         if field.metadata.get("min") is not None:
@@ -135,8 +136,8 @@ def check_declared(options: Any) -> None:
 
 
 def split_outside(text: str, sign: str) -> list[str]:
-    """The pieces of `text` between the occurrences of `sign`, one character, outside parentheses; raises ValueError
-    for parentheses without their other half.
+    """Return the pieces of `text` between the occurrences of `sign`, one character, outside parentheses; raises
+    ValueError for unbalanced parentheses.
     """
     pieces, open_at = [""], 0
     for character in text:
@@ -153,30 +154,30 @@ def split_outside(text: str, sign: str) -> list[str]:
 
 
 def written_options(name: str, text: str, unnamed: str = "", known: Iterable[str] = ()) -> dict[str, str]:
-    """The options written after `name`, as text; raises ValueError.
+    """Return the options written after `name`, as text; raises ValueError.
 
-    `unnamed` is the option whose name may be left out, empty if there is none; `known` are named where one is wrong.
+    `unnamed` is the option whose name may be omitted, empty if there is none; errors list `known`.
     """
     written: dict[str, str] = {}
     for piece in filter(None, split_outside(text, ",")):
         option, *values = split_outside(piece, "=")
         if values and not option.isidentifier():
             raise ValueError(
-                f"options of {name!r} must be NAME=VALUE, got {piece!r}; options of a part of it are in parentheses"
+                f"options of {name!r} must be NAME=VALUE, got {piece!r}; put options of its parts in parentheses"
             )
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]
         if not values:
-            of = f" with a name of {', '.join(known)}" if known else ""
+            of = f" with a name among {', '.join(known)}" if known else ""
             raise ValueError(f"options after {name!r} must be NAME=VALUE{of}, got {piece!r}")
         if option in written:
-            raise ValueError(f"options of {name} may be given once, got {option} twice")
+            raise ValueError(f"options of {name} must be unique, got {option} twice")
         written[option] = "=".join(values)
     return written
 
 
 def name_and_options(text: str) -> tuple[str, str]:
-    """The name and the options of `NAME` or `NAME(OPTIONS)`; raises ValueError."""
+    """Return the name and the options of `NAME` or `NAME(OPTIONS)`; raises ValueError."""
     found = re.fullmatch(r"([^():,=]+)(?:\((.*)\))?", text.strip(), re.DOTALL)
     if found is None:
         raise ValueError(f"a name must be NAME or NAME(OPTION=VALUE,...), got {text!r}")

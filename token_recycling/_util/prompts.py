@@ -1,4 +1,4 @@
-"""Prompts and texts that a user names: as arguments, as files and folders, or on standard input."""
+"""Prompts and text files that users specify: as arguments, as files and folders, or on standard input."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ STANDARD_INPUT = Path("-")
 
 
 class Prompt(NamedTuple):
-    """A text to continue, and where it comes from."""
+    """A text to continue, and its source."""
 
     name: str
     text: str
 
 
 def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
-    """Prompts from arguments, else from files and all files of folders, else standard input, for which - stands
-    everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
-    editor's.
+    """Return prompts from arguments, else from files and all files of folders, else from standard input (`-` anywhere);
+    raises ValueError. Line ends at the end of a file or of standard input are dropped, since editors add them.
     """
     if texts and paths:
         raise ValueError("a prompt as argument and a path of prompts cannot be combined; omit one of them")
@@ -39,7 +38,7 @@ def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
 
 
 def _prompt_files(path: Path) -> list[Path]:
-    """The file itself, or the files of a folder; raises ValueError."""
+    """Return the file itself, or the files of a folder; raises ValueError."""
     if path == STANDARD_INPUT or path.is_file():
         return [path]
     if not path.is_dir():
@@ -51,8 +50,8 @@ def _prompt_files(path: Path) -> list[Path]:
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and, by name, all below the folders among them but hidden ones; standard input is one.
-    Raises ValueError for a path that is neither, and for a folder without files.
+    """Return the files among `paths` and, by name, all non-hidden files below the folders among them; standard input is
+    a file. Raises ValueError for a path that does not exist, and for a folder without files.
     """
     found = []
     for path in paths:
@@ -69,12 +68,12 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def bytes_of(files: Sequence[Path]) -> int:
-    """How much there is to read of these, as far as is known."""
+    """Return the total size of these files in bytes, without standard input."""
     return sum(file.stat().st_size for file in files if file != STANDARD_INPUT)
 
 
 def _read(path: Path) -> Prompt:
-    """The prompt in a file, or on standard input; raises ValueError."""
+    """Return the prompt in a file, or on standard input; raises ValueError."""
     name = "standard input" if path == STANDARD_INPUT else path.name
     try:
         text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")

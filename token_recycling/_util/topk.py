@@ -1,8 +1,8 @@
 """The candidates that a model computes anyway: the k most probable tokens after every node, with their probabilities.
 
-On a CPU one compiled loop finds the largest logit of every group of 64, and the normaliser; the k largest lie in the k
-groups of largest maximum: less than half of the time of `topk` and `logsumexp`. Other devices search the groups too,
-and only the k candidates are copied to the host.
+On a CPU one compiled loop finds the largest logit of every group of 64, and the normalizer; the k largest logits are in
+the k groups with the largest maximum. This takes less than half of the time of `topk` and `logsumexp`. Other devices
+search the groups too, and copy only the k candidates to the host.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.009618
 def top_candidates(
     logits: torch.Tensor | np.ndarray, k: int, rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k most probable tokens of each row of logits (m, vocabulary), or of `rows` (n,) int64 alone, best first, and
-    their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
-    comes first.
+    """Return the k most probable tokens of each row of logits (m, vocabulary), or only of `rows` (n,) int64, best
+    first, and their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the
+    lower id comes first.
     """
     if not isinstance(logits, np.ndarray):
         import torch
@@ -47,7 +47,7 @@ def top_candidates(
     if isinstance(logits, np.ndarray):
         _top(np.ascontiguousarray(logits, np.float32), rows, ids, probabilities, work)
         return ids, probabilities
-    for place, row in enumerate(rows.tolist()):  # no more is converted than is read, and while it is in the cache
+    for place, row in enumerate(rows.tolist()):  # converts only rows that are read, while they are in the CPU cache
         converted = logits[row : row + 1].float().numpy()
         _top(converted, _FIRST, ids[place : place + 1], probabilities[place : place + 1], work)
     return ids, probabilities
@@ -63,8 +63,8 @@ def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tup
 
 
 def packed_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k most probable tokens after each row of logits (..., vocabulary) and the bits of their probabilities:
-    (..., k) int32 both, so that they go to the host with other numbers. For devices; nothing waits.
+    """Return the k most probable tokens after each row of logits (..., vocabulary) and the bits of their probabilities,
+    both (..., k) int32, so that they can be sent to the host with other numbers. For devices; nothing waits.
     """
     import torch
 
@@ -76,19 +76,19 @@ def packed_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch
 
 
 def as_candidates(numbers: np.ndarray, n: int, k: int, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The first `rows` of what `packed_candidates` has found of n rows, from int32 numbers one after another: ids
-    (rows, k) int32 and probabilities (rows, k) float32.
+    """Return the first `rows` of the n rows of `packed_candidates`, from contiguous int32 numbers: ids (rows, k) int32
+    and probabilities (rows, k) float32.
     """
     ids, shares = np.ascontiguousarray(numbers.reshape(2, n, k)[:, :rows])
     return ids, shares.view(np.float32)
 
 
 def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row of logits (n, vocabulary), descending, and their ids: (n, k) both. Of equal
-    logits any may come first.
+    """Return the k largest of each row of logits (n, vocabulary), descending, and their ids: (n, k) both. Equal logits
+    may come in any order.
 
-    As on a CPU, only the groups of largest maximum are sorted: the vocabulary is read once. Every shape is known
-    beforehand and nothing waits for the device.
+    As on a CPU, only the groups with the largest maximum are sorted: the vocabulary is read once. Every shape is static
+    and nothing waits for the device.
     """
     import torch
 
@@ -109,8 +109,8 @@ def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 @compiled_part
 def _insert(best: np.ndarray, places: np.ndarray, row: int, value: float, place: int) -> None:
-    """Puts a value larger than the last of `best` (k,), descending, where it belongs, after those equal to it, and its
-    place into the same column of `places` (n, k).
+    """Insert a value larger than the last of `best` (k,), descending, after equal values, and its place into the same
+    column of `places` (n, k).
     """
     at = len(best) - 1
     while at > 0 and value > best[at - 1]:
@@ -121,11 +121,11 @@ def _insert(best: np.ndarray, places: np.ndarray, row: int, value: float, place:
 
 @compiled_part
 def exceeded(logits: np.ndarray, row: int, least: float) -> bool:
-    """Whether a row of logits (n, vocabulary) has a larger one than `least`."""
+    """Return whether a row of logits (n, vocabulary) has a value larger than `least`."""
     groups = logits.shape[1] // _GROUP
     for group in range(groups):
         larger = 0
-        for place in range(_GROUP):  # without a way out the loop is vectorised
+        for place in range(_GROUP):  # without an early exit the loop is vectorized
             larger += logits[row, group * _GROUP + place] > least
         if larger:
             return True
@@ -136,8 +136,8 @@ def exceeded(logits: np.ndarray, row: int, least: float) -> bool:
 
 
 class _Workspace(NamedTuple):
-    """Arrays of one search; they are made outside compiled code, which compiles faster without. All searches of a size
-    share them: compiled code is not interrupted.
+    """Arrays of one search, allocated outside compiled code, which compiles faster without allocations. All searches of
+    a size share them: compiled code is not interrupted.
     """
 
     peaks: np.ndarray  # (whole groups,) float32: their largest logits
@@ -166,9 +166,9 @@ class _Workspace(NamedTuple):
 
 @compiled_part(fastmath={"reassoc", "contract", "nsz", "nnan"})
 def _survey(logits: np.ndarray, row: int, work: _Workspace) -> float:
-    """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.
+    """Fill in the largest logit of every whole group of one row; return the logarithm of the sum of exponentials.
 
-    The exponential is written out, since a loop that calls a function for it is not vectorised.
+    The exponential is written out, since a loop with a function call is not vectorized.
     """
     peaks, part, powers, scales = work.peaks, work.part, work.powers, work.scales
     highest = np.float32(-np.inf)

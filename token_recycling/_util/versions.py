@@ -1,7 +1,7 @@
-"""The releases of torch and transformers that this library runs on, and what is said outside of them.
+"""The supported releases of torch and transformers, and the warning for other releases.
 
-`docs/versions.md` shows with which of them the tests passed; `nox -s versions` makes it. What a release within the
-range lacks is in `model/compat`. Nothing heavy is imported here: the installed releases are read from what pip wrote.
+`docs/versions.md` lists the releases with which the tests passed; `nox -s versions` generates it. Differences between
+supported releases are handled in `model/compat`. Nothing heavy is imported: releases are read from pip's metadata.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from importlib import metadata
 
 SUPPORTED = {"transformers": ((5, 10), (5, 24)), "torch": ((2, 9), (2, 15))}
-"""The lowest and the newest release of each that the tests passed with, as far as its second number."""
+"""The lowest and the newest release of each that passed the tests, as major and minor numbers."""
 
 logger = logging.getLogger("token_recycling")
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: of 2.13.0+cpu and of 2.13.0rc1 these are 2, 13 and 0."""
+    """Return the numbers of a version: for 2.13.0+cpu and 2.13.0rc1 these are 2, 13 and 0."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None where there is none, or none that says so."""
+    """Return the version of a package; None if it is not installed or has no version."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -32,8 +32,8 @@ def installed(name: str) -> str | None:
 
 
 def outside(installed: Mapping[str, str | None], too_old: bool = False) -> str | None:
-    """What is wrong with the versions `found` of the supported packages, in one line, or None; `too_old` looks no
-    further than the lowest ones.
+    """Return a one-line description of unsupported versions among `installed`, or None; `too_old` only checks against
+    the lowest supported versions.
     """
     wrong, remedies = [], []
     for name, (lowest, newest) in SUPPORTED.items():
@@ -49,7 +49,7 @@ def outside(installed: Mapping[str, str | None], too_old: bool = False) -> str |
 
 
 def warn_outside() -> None:
-    """One line on the logger `token_recycling` where an installed release is outside of what was tested."""
+    """Log one warning on the logger `token_recycling` if an installed release is outside the tested range."""
     reason = outside({name: installed(name) for name in SUPPORTED})
     if reason is not None:
         logger.warning("token_recycling: %s", reason)

@@ -1,1 +1,1 @@
-"""Training of drafters' parts: an EAGLE head, Medusa heads, an acceptance head; see `token-recycling train`."""
+"""Training of drafter parts: an EAGLE head, Medusa heads, an acceptance head; see `token-recycling train`."""

@@ -1,11 +1,11 @@
-"""The target's continuations of given prompts, kept in a file.
+"""The target's continuations of given prompts, stored in a file.
 
 Heads that predict the target are trained on its outputs, not on the training text (Medusa, 2401.10774, section 2.3.2;
-SpecDec++, 2405.19715, section 3.2). The file is saved as outputs come, so an interrupted run resumes. Sampled outputs
-are generated without drafts, so that a seed gives the same ones whatever costs are measured.
+SpecDec++, 2405.19715, section 3.2). The file is saved during generation, so an interrupted run resumes. Sampled outputs
+are generated without drafts, so that a seed gives the same outputs whatever costs are measured.
 
-The file is safetensors: `tokens` (total,) int32 of all sequences, `offsets` (texts + 1,) int64 where each begins, and
-`prompt_lengths` (texts,) int32. Its header names model, prompts and options.
+The file is safetensors: `tokens` (total,) int32 of all sequences, `offsets` (texts + 1,) int64 of their beginnings, and
+`prompt_lengths` (texts,) int32. Its header identifies model, prompts and options.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..model.inspection import weights_fingerprint
 from ..model.target import Target
 
 Generate = Callable[..., Any]
-"""As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;
-returns ids (batch, length + new).
+"""Like `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of
+`model.generate`; returns ids (batch, length + new).
 """
 FORMAT, VERSION = "token_recycling.continuations", "1"
 _SAVE_SECONDS = 20
@@ -39,7 +39,7 @@ _SHORTEST_SHARE = 0.5
 
 
 class ContinuationsError(ValueError):
-    """A file of continuations that cannot be used; the message says why and what to do."""
+    """A file of continuations that cannot be used; the message gives the reason and a remedy."""
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Continuations:
         return len(self.texts)
 
     def split(self, share: float) -> tuple[Continuations, Continuations]:
-        """Return the first sequences, and the last `share` of them, at least one; raises ValueError if nothing is
-        left.
+        """Return the first sequences, and the last `share` of them, at least one; raises ValueError if none are left to
+        train on.
         """
         held_out = max(1, round(len(self) * share))
         if held_out >= len(self):
@@ -63,12 +63,12 @@ class Continuations:
         return self.select(range(len(self) - held_out)), self.select(range(len(self) - held_out, len(self)))
 
     def select(self, places: Sequence[int]) -> Continuations:
-        """Return the sequences at these places."""
+        """Return the sequences at these indices."""
         return Continuations([self.texts[place] for place in places], [self.prompt_lengths[place] for place in places])
 
     @property
     def digest(self) -> str:
-        """Digest of all sequences and the lengths of their prompts."""
+        """Digest of all sequences and their prompt lengths."""
         return digest([torch.tensor(self.prompt_lengths), *self.texts])
 
 
@@ -76,7 +76,7 @@ def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int =
     """Return at most `count` pieces (length,) int64 of documents (any,), chosen and shuffled by `seed`.
 
     Pieces do not overlap, and those of one document are adjacent: the held-out ones share at most one document with the
-    others. The end of a document is a piece if it is at least half as long. Raises ValueError where there is none.
+    others. The end of a document is a piece if it has at least half the length. Raises ValueError if there is none.
     """
     parts: list[tuple[int, np.ndarray]] = []
     for number, document in enumerate(documents):
@@ -105,8 +105,8 @@ def continuations(
 ) -> Continuations:
     """Return the output of `model` after each of `prompts` (length,), greedy or sampled, and write it to `path`.
 
-    If the file exists the run resumes. `progress` is called with the number of finished sequences and of all. Raises
-    ContinuationsError if the file is of another model, other prompts or options, or damaged.
+    If the file exists the run resumes. `progress` is called with the number of finished sequences and the total. Raises
+    ContinuationsError if the file belongs to another model, other prompts or other options, or is damaged.
     """
     if max_new_tokens < 1 or batch < 1 or temperature < 0:
         raise ValueError(
@@ -175,7 +175,7 @@ def _continued(
 
 
 def digest(texts: Iterable[torch.Tensor]) -> str:
-    """Return a digest of ids, (length,) each, in order."""
+    """Return a digest of sequences of ids (length,), in order."""
     result = hashlib.sha256()
     for text in texts:
         result.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())

@@ -1,4 +1,4 @@
-"""Text files as token ids: read in pieces, and tokenized in parallel where the tokenizer can."""
+"""Text files as token ids: read in pieces, and tokenized in parallel if the tokenizer supports it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PIECE, _PIECES = 1 << 16, 64
 def documents(
     files: Iterable[Path], tokenizer: PreTrainedTokenizerBase, advance: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of each file; `advance` is called with the bytes read since. Raises ValueError for what is not
-    UTF-8.
+    """Yield the ids of each file; `advance` is called with the number of bytes read since its last call. Raises
+    ValueError for a file that is not UTF-8.
     """
     for file in files:
         ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
@@ -35,7 +35,7 @@ def documents(
 
 
 def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield the text of a file, cut at ends of lines."""
+    """Yield the text of a file, cut at line ends."""
     try:
         with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8") as opened:
             while lines := opened.readlines(_PIECE):

@@ -1,8 +1,8 @@
-"""What the trainings of drafters share: options, inputs and results.
+"""Options, inputs and results shared by all trainings of drafters.
 
-Each training is one file with a function `train(options, run)`, which does the work. Its options are here, a subclass
-of `Training`: the command line declares its own from the fields, and imports torch only when the work begins. The
-commands are in `cli/commands/train.py`.
+Each training is one file with a function `train(options, run)`. Its options are declared here, as a subclass of
+`Training`: the command line derives its own from the fields, and imports torch only when training starts. The commands
+are in `cli/commands/train.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The target's outputs that a part learns from."""
+    """Options for the target's outputs that a part is trained on."""
 
-    texts: int = option(3000, "Most outputs to generate.", min=2)
-    prompt_tokens: int = option(64, "Prompt tokens of each output, from FILES.", min=1)
-    text_tokens: int = option(128, "Most new tokens of an output.", min=2)
+    texts: int = option(3000, "Maximum number of outputs to generate.", min=2)
+    prompt_tokens: int = option(64, "Prompt tokens per output, from FILES.", min=1)
+    text_tokens: int = option(128, "Maximum new tokens per output.", min=2)
     temperature: float = option(0.0, "Sampling temperature of the outputs; 0 is greedy.", min=0)
-    held_out: float = option(0.0625, "Share of the outputs that the part is measured on.")
+    held_out: float = option(0.0625, "Fraction of the outputs held out for measurement.")
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -37,7 +37,7 @@ class TextOptions:
 
 
 _WARMUP = 0.05
-"""Share of the steps in which the learning rate rises to its maximum."""
+"""Fraction of the steps in which the learning rate rises to its maximum."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Schedule:
     """Number of training steps and their learning rates."""
 
     steps: int = option(1000, "Batches to train on.", min=1)
-    rate: float = option(3e-3, "Highest learning rate.")
+    rate: float = option(3e-3, "Maximum learning rate.")
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.rate > 0:
             raise ValueError(f"steps must be >= 1 and rate > 0, got steps={self.steps}, rate={self.rate}")
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         warm = _WARMUP * self.steps
         if step < warm:
             return self.rate * (step + 1) / (warm + 1)
@@ -69,20 +69,20 @@ class TrainingRun:
     texts: Continuations
     """Training data."""
     held_out: Continuations
-    """Data to measure on."""
+    """Held-out data for measurement."""
     schedule: Schedule
     checkpoint: Path
     folder: Path
-    """Where the part is saved."""
+    """Folder to save the part in."""
     facts: Mapping[str, Any]
-    """How it is trained, saved with the part."""
+    """Facts about the training, saved with the part."""
     progress: Callable[[str], AbstractContextManager[Callable[..., None]]]
-    """Opens a progress bar; the function it gives is called with the amount done, the total and perhaps the loss."""
+    """Opens a progress bar; its function is called with the amount done, the total and optionally the loss."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Measurements of a part that was trained and saved, and how to show them."""
+    """Measurements of a trained and saved part, and how to show them."""
 
     measured: Mapping[str, Any]
     """JSON values, printed by `--json`."""
@@ -90,16 +90,16 @@ class Trained:
     """A line above the table."""
     headings: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
-    """Texts, and shares from 0 to 1, shown in percent."""
+    """Cells: text, or shares from 0 to 1 that are shown in percent."""
     calibration: Sequence[tuple[int, float, float]] = ()
-    """For a plot: number of tokens, mean prediction and mean outcome of each bin of predictions."""
+    """For a plot: number of tokens, mean prediction and mean outcome per bin of predictions."""
     rejection_weight: float = 1.0
     """Weight of rejections in the loss of these predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Options of all trainings; each adds its own, and may have another size of batch."""
+    """Options of all trainings; subclasses add their own, and may change the default batch size."""
 
     batch: int = option(4, "Outputs per batch.", min=1)
     seed: int = option(0, "Random seed.", min=0)
@@ -110,9 +110,9 @@ class EagleTraining(Training):
     """An EAGLE head."""
 
     version: int = option(3, "1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).", min=1)
-    vocabulary: int = option(32000, "Tokens that a head of version 3 can predict: the most frequent ones.", min=1)
-    intermediate: int = option(0, "Width within the layer's network; 0: as the target's.", min=0)
-    unrolled: int = option(0, "Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.", min=0)
+    vocabulary: int = option(32000, "Tokens that a version 3 head can predict: the most frequent ones.", min=1)
+    intermediate: int = option(0, "Width of the layer's feed-forward network; 0: as in the target.", min=0)
+    unrolled: int = option(0, "Passes over its own outputs, each one token deeper; 0: as published, 1 or 7.", min=0)
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
@@ -128,20 +128,20 @@ class EagleTraining(Training):
 class MedusaTraining(Training):
     """Medusa heads."""
 
-    heads: int = option(4, "Heads, each of which predicts one more token ahead.", min=1)
-    blocks: int = option(1, "Residual blocks of a head.", min=1)
-    own_output: bool = option(False, "An output layer for each head, as in the paper: large.")
+    heads: int = option(4, "Number of heads, each predicting one token further ahead.", min=1)
+    blocks: int = option(1, "Residual blocks per head.", min=1)
+    own_output: bool = option(False, "A separate output layer per head, as in the paper: large.")
     batch: int = option(2, "Outputs per batch.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecDecTraining(Training):
-    """A head that predicts rejections; depth, weight and share are those that the paper found good."""
+    """A head that predicts rejections; depth, weight and share default to the values that the paper recommends."""
 
     depth: int = option(3, "Residual blocks.", min=0)
     rejection_weight: float = option(6.0, "Weight of a rejection relative to an acceptance.")
-    target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
-    draft_temperature: float = option(1.0, "Sampling temperature of the draft model; 0: for greedy decoding.", min=0)
+    target_share: float = option(0.15, "Fraction of the target's own tokens in the sequences that the head reads.")
+    draft_temperature: float = option(1.0, "Sampling temperature of the draft model; 0: greedy decoding.", min=0)
     batch: int = option(16, "Outputs per batch.", min=1)
 
     def __post_init__(self) -> None:

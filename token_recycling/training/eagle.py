@@ -1,14 +1,14 @@
-"""Trains a head of EAGLE: the target is frozen, and the head learns what it would say at every place of its own texts.
+"""Train an EAGLE head: the target is frozen, and the head learns to predict it at every position of the target's
+outputs.
 
-Version 1 (2401.15077, section 4.1): the head's output is to be the target's next hidden state (smooth L1), and to give
-its distribution of the token after (cross-entropy, a tenth); noise on the states stands for what a head gets wrong.
-Version 3 (2503.01840, section 3.2): the head goes through its own outputs as when it drafts ("training-time test"): in
-pass j every place has the text's token j places later and the head's own state, sees the text up to itself and what it
-has made of itself before, and learns the target's distribution over the head's vocabulary (weighted by 0.8^j).
+Version 1 (2401.15077, section 4.1): the head's output is trained to equal the target's next hidden state (smooth L1),
+and to yield the target's distribution of the token after it (cross-entropy, weight 0.1). Noise on the states simulates
+the head's errors. Version 3 (2503.01840, section 3.2): the head reads its own outputs as in drafting ("training-time
+test"). In pass j every position has the sequence's token j positions later and the head's own state, attends to the
+sequence up to itself and to its own earlier passes, and learns the target's distribution over the head's vocabulary
+(weighted by 0.8^j). Unlike in the papers, prompts are also trained on.
 
-Unlike in the papers, the prompts are learned from too.
-
-Cost of a batch: a pass of the target, and of the head, forward and back, one for each pass; in bfloat16.
+Cost of a batch: a forward pass of the target, and a forward and backward pass of the head per pass; in bfloat16.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .declaration import EagleTraining, Trained, TrainingRun
 from .loop import Shuffled, Task, fit
 
 DEPTHS, RANKS = 5, 10
-"""Depths, and candidates at each, whose acceptance is measured."""
+"""Depths, and candidates per depth, whose acceptance is measured."""
 _TOKEN_WEIGHT = 0.1
 _DECAY = 0.8
-"""Weight of the loss of a pass, to the power of its number."""
+"""Weight of the loss of pass j: this to the power of j."""
 _NOISE, _NOISE_LENGTH = 0.2, 512
-"""Width of the noise on states for outputs of that length; wider for shorter ones."""
+"""Width of the noise on states for outputs of that length; wider for shorter outputs."""
 
 
 class Examples(NamedTuple):
@@ -52,12 +52,12 @@ class Examples(NamedTuple):
     states: torch.Tensor
     """(batch, length, ...): the states that the head reads."""
     logits: torch.Tensor
-    """(batch, length, vocabulary): the target's, after every token."""
+    """(batch, length, vocabulary): the target's logits after every token."""
 
 
 def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> EagleHead:
-    """Return an untrained head for `model`. That of version 3 can predict the tokens most frequent in `texts`, and its
-    output layer starts as the target's.
+    """Return an untrained head for `model`. A version 3 head can predict the tokens most frequent in `texts`, and its
+    output layer is initialized from the target's.
     """
     output, target = output_layer(model), Target(model)
     vocabulary, width = target.vocab_size, output_width(model)
@@ -91,7 +91,7 @@ def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
 
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> Task[EagleHead, Examples]:
-    """Return how to train a head for `model`."""
+    """Return the task of training a head for `model`."""
     with torch.random.fork_rng():
         head = new_head(model, texts, training)
     shuffled = Shuffled(len(texts), training.batch, training.seed)
@@ -116,7 +116,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTrainin
 
 @torch.no_grad()
 def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> Examples:
-    """Return the target's states and logits of outputs."""
+    """Return the target's states and logits on outputs."""
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     with (
@@ -130,7 +130,7 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
     """Yield the head's outputs (batch, length - 1, width) of each pass. In pass j, from 0, row t predicts the token at
-    t + 2 + j from the one before and its own state of the pass before, at first the target's at t.
+    t + 2 + j from the preceding token and its own state of the previous pass; in pass 0, from the target's state at t.
     """
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
     rows = embedded.shape[1]
@@ -146,7 +146,7 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
-    """Return a scalar loss over places where the target's choice is in the head's vocabulary; 0 if there are none."""
+    """Return a scalar loss over positions where the target's choice is in the head's vocabulary; 0 without any."""
     learnable = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
@@ -176,8 +176,8 @@ def acceptance(
     ranks: int = RANKS,
     batch: int = 8,
 ) -> list[list[float]]:
-    """Return for each depth how often the head's candidate of rank 0, 1, ... is the target's token in `texts`, after
-    the right tokens above it.
+    """Return for each depth how often the head's candidate of rank 0, 1, ... is the target's token in `texts`, given
+    the correct tokens above it.
     """
     ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
     right, total = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)

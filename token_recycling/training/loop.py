@@ -1,7 +1,7 @@
 """Training loop of a small part with a frozen model: batch, loss, step, checkpoint; an interrupted run resumes.
 
-Batch number i must depend on i alone, and random numbers of the loss must be seeded by its batch: then an interrupted
-run ends with the same weights. AdamW, with a learning rate that rises linearly and falls as a cosine to zero. Cost
+Batch number i must depend on i alone, and random numbers of the loss must be seeded by its batch, so that an
+interrupted run ends with the same weights. AdamW; the learning rate rises linearly and falls to zero as a cosine. Cost
 beyond forward and backward: a file of three times the weights, every 20 seconds.
 """
 
@@ -23,7 +23,7 @@ from .._util.files import replacing
 from .declaration import Schedule
 
 _CLIP = 1.0
-"""Largest norm of a gradient; larger ones are scaled down."""
+"""Maximum norm of a gradient; larger gradients are scaled down."""
 
 Batch = TypeVar("Batch")
 Part = TypeVar("Part", bound=torch.nn.Module)
@@ -31,11 +31,11 @@ _SAVE_SECONDS = 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed; the message says why and what to do."""
+    """A checkpoint that cannot be resumed; the message gives the reason and a remedy."""
 
 
 class Shuffled:
-    """Which of n examples each batch has: all in a random order, a new one in every epoch."""
+    """The examples of each batch: all of them in random order, reshuffled in every epoch."""
 
     def __init__(self, examples: int, batch: int, seed: int = 0) -> None:
         if batch < 1:
@@ -54,15 +54,15 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Task(Generic[Part, Batch]):
-    """A part to train, and how."""
+    """A part to train, with its batches and its loss."""
 
     part: Part
     batch_at: Callable[[int], Batch]
-    """Make a batch by its number; called without gradients."""
+    """Returns a batch by its number; called without gradients."""
     loss_of: Callable[[Part, Batch], torch.Tensor]
-    """Return a scalar; a constant where the batch has nothing to learn from, so that the weights stay."""
+    """Returns a scalar; a constant if the batch has nothing to learn from, so that the weights stay."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that decides the outcome, such as data and model, as JSON values."""
+    """Everything else that determines the outcome, such as data and model, as JSON values."""
 
 
 def fit(
@@ -74,8 +74,8 @@ def fit(
     """Train the parameters of a part that require a gradient, in place, and return it.
 
     With a `checkpoint` the run resumes from that file if it exists, and keeps it up to date. `progress` is called with
-    the steps done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or
-    a damaged one, and FloatingPointError where the loss is not finite.
+    the number of steps done, the total and the last loss. Raises CheckpointError for a file with other options, of
+    another part, or damaged, and FloatingPointError if the loss is not finite.
     """
     part = task.part
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
@@ -109,7 +109,7 @@ def fit(
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:
-    remedy = "delete it to start again, or give the options that it was made with"
+    remedy = "delete it to start again, or use the options that it was written with"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         options, step, weights, moments = (state[name] for name in ("options", "step", "part", "optimizer"))

@@ -1,8 +1,8 @@
-"""Train Medusa-1 heads: the target is frozen, and they learn to predict its own outputs.
+"""Train Medusa-1 heads: the target is frozen, and the heads learn to predict its own outputs.
 
-Cai et al., 2401.10774, section 2.2.1: the hidden state that gives the token after position t also has to give the
-tokens after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only output tokens are learned,
-not prompts. The accuracy of each head's candidates by rank is measured on held-out outputs, for the static tree
+Cai et al., 2401.10774, section 2.2.1: the hidden state that predicts the token after position t must also predict the
+tokens after that; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only output tokens are trained
+on, not prompts. The accuracy of each head's candidates by rank is measured on held-out outputs, for the static tree
 (section 2.3.3).
 
 Cost of a batch: a forward pass of the target, and the output layer, forward and backward, for every head and token.
@@ -26,15 +26,15 @@ from .loop import Shuffled, Task, fit
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 NOTHING = -100
-"""Label of a position after the end of an output, from which nothing is learned."""
+"""Label of a position after the end of an output, which is not trained on."""
 _DECAY = 0.8
-"""Weight of a head's loss: this to the power of its number."""
+"""Weight of the loss of head k: this to the power of k."""
 RANKS = 10
 """Candidates per head whose accuracy is measured."""
 
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraining) -> Task[MedusaHeads, Batch]:
-    """Return how to train heads for `model`."""
+    """Return the task of training heads for `model`."""
     target = Target(model)
     output = output_layer(model).weight if training.own_output else None
     heads = MedusaHeads(training.heads, output_width(model), training.blocks, output).to(target.device)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
 
 @torch.no_grad()
 def examples(target: Target, texts: Continuations, heads: int) -> Batch:
-    """Return the target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the
+    """Return the target's hidden states (n, width) at every position where it chose a token, and labels (heads, n): the
     token that head k has to predict there, `NOTHING` after the end of an output.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
@@ -68,7 +68,7 @@ def examples(target: Target, texts: Continuations, heads: int) -> Batch:
     states, labels = [], []
     for row, (sequence, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(sequence) - 1])
-        # The state at position p gave the token at p + 1, so head k predicts the one at p + 1 + k.
+        # The state at position p yields the token at p + 1, so head k predicts the token at p + 1 + k.
         beyond = torch.cat([sequence[prompt + 1 :], sequence.new_full((heads,), NOTHING)])
         labels.append(beyond.unfold(0, heads, 1).T)
     return torch.cat(states), torch.cat(labels, dim=1).to(target.device)

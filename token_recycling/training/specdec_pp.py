@@ -1,13 +1,13 @@
-"""Fits the acceptance head of SpecDec++ (Huang et al., 2405.19715, section 3.3).
+"""Train the acceptance head of SpecDec++ (Huang et al., 2405.19715, section 3.3).
 
-A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, which
-the target would accept with the probability min(1, p(Y)/q(Y)), both after the tokens of X before it. The head reads the
-draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise, as in use;
-the loss, binary cross-entropy with these soft labels, is taken over the latter alone. Rejections are rare where both
-models agree, and are weighted more: where the target accepts with probability a and rejections weigh w, a perfect head
-says a / (a + w (1 - a)).
+A sequence X is the target's output after a prompt. At every position after the prompt the draft model samples a token
+Y, which the target would accept with probability min(1, p(Y)/q(Y)), both given the preceding tokens of X. The head
+reads the draft model's states over a mixture: each token is X's with a small probability and Y's otherwise, as in use.
+The loss, binary cross-entropy with these soft labels, covers only the tokens from Y. Rejections are rare where both
+models agree, and are weighted more: if the target accepts with probability a and rejections have weight w, a perfect
+head predicts a / (a + w (1 - a)).
 
-Cost: one forward pass of both models over every text for the labels, and one of the draft model in every epoch.
+Cost: one forward pass of both models over every sequence for the labels, and one of the draft model in every epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .loop import Shuffled, Task, fit
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 BINS = 10
-"""Bins of a calibration, by predicted probability."""
+"""Number of calibration bins, by predicted probability."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +43,10 @@ class Labelled:
     drafted: torch.Tensor
     """(length - start,) int64: the draft model's token at every position after the prompt."""
     labels: torch.Tensor
-    """(length - start,) float32: the probability that the target accepts it."""
+    """(length - start,) float32: the probability that the target accepts that token."""
 
     def mixed(self, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sequence (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
+        """Return the sequence (length,) with all but a `share` of its output drafted, and a bool mask of that."""
         draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
         replaced = draws >= share
         tokens = self.sequence.clone()
@@ -62,7 +62,7 @@ def labelled(
     how: SpecDecTraining,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
-    """Return every sequence with drafted tokens and labels; sampling depends on the seed and its index alone."""
+    """Return every sequence with drafted tokens and labels; sampling depends only on the seed and the index."""
     result = []
     for place, (sequence, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         p = _probabilities(target, sequence, start, how.draft_temperature, target.vocab_size)
@@ -79,8 +79,8 @@ def labelled(
 def _probabilities(
     model: Target, sequence: torch.Tensor, start: int, temperature: float, vocabulary: int
 ) -> torch.Tensor:
-    """Return probabilities of the next token (length - start, vocabulary) float32 on the CPU, from the prompt's last
-    token on.
+    """Return the probabilities of the next token (length - start, vocabulary) float32 on the CPU, from the prompt's
+    last token on.
     """
     logits = model.eager(input_ids=_readable(sequence, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
     logits = logits[:, :vocabulary].float().cpu()
@@ -91,14 +91,14 @@ def _probabilities(
 
 
 def _readable(sequence: torch.Tensor, model: Target) -> torch.Tensor:
-    """Return `sequence` on the model's device; tokens without an embedding are replaced as when drafting."""
+    """Return `sequence` on the model's device; tokens without an embedding are replaced as in drafting."""
     return sequence.to(model.device).clamp(max=model.embedded - 1)
 
 
 @torch.no_grad()
 def states_and_labels(draft: Target, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
-    """Return the draft model's last hidden states (n, width) after the drafted tokens of mixed sequences, and labels
-    (n,).
+    """Return the draft model's last hidden states (n, width) after the drafted tokens of mixed sequences, and their
+    labels (n,).
     """
     mixtures = [sequence.mixed(share, seed + place) for place, sequence in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
@@ -115,7 +115,7 @@ def states_and_labels(draft: Target, texts: Sequence[Labelled], share: float, se
 
 
 def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejection_weight: float) -> torch.Tensor:
-    """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a). A constant 0 without labels."""
+    """Return the mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a). 0 without labels."""
     return _crossed(labels, head(states), rejection_weight).mean() if len(labels) else labels.new_zeros(())
 
 
@@ -124,14 +124,14 @@ def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float =
 
 
 def task_of(draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
-    """Return how to train a head for `draft`."""
+    """Return the task of training a head for `draft`."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
     head.reset(how.seed)
     head.to(draft.device)
     shuffled = Shuffled(len(texts), how.batch, how.seed)
 
     def batch_at(number: int) -> Batch:
-        seed = how.seed + (number + 1) * how.batch  # other mixtures in every epoch
+        seed = how.seed + (number + 1) * how.batch  # different mixtures in every epoch
         return states_and_labels(draft, [texts[place] for place in shuffled[number]], how.target_share, seed)
 
     def loss_of(part: AcceptanceHead, batch: Batch) -> torch.Tensor:
@@ -145,7 +145,7 @@ def task_of(draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> T
 @torch.no_grad()
 def judged(head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
     """Return how well a head predicts acceptance: the mean binary KL in nats from prediction to label (appendix C.3),
-    that of the best constant, and for every tenth of predicted probability tokens, mean prediction and mean label.
+    that of the best constant, and for every tenth of predicted probability the tokens, mean prediction and mean label.
     """
     parts = [
         states_and_labels(draft, texts[start : start + how.batch], how.target_share, how.seed + start)
