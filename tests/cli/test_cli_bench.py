@@ -102,7 +102,7 @@ def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeyp
     monkeypatch.setattr(WorkloadRun, "rows_of", measured)
     result = run(*asked)
     assert result.exit_code == 0
-    assert "4 of 6 prompts are measured" in result.stderr
+    assert "4 of 6 prompts are already measured" in result.stderr
     assert rows(tmp_path)[:8] == before
     assert len(rows(tmp_path)) == 12
     assert_other = run(*asked[:-2], "--method", "plain")
@@ -181,4 +181,4 @@ def test_a_scenario_has_runs_in_folders_of_their_own(tiny_model_dir, texts, tmp_
     assert {row["temperature"] for row in found["sampled"]} == {0.7}
     assert all(row["max_new_tokens"] == 4 for own in found.values() for row in own)
     assert "6 of 6" not in result.stderr
-    assert "4 of 4 prompts are measured" in run(*asked, "--max-new-tokens", 4).stderr
+    assert "4 of 4 prompts are already measured" in run(*asked, "--max-new-tokens", 4).stderr

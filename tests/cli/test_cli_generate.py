@@ -81,7 +81,7 @@ def test_a_reproducible_text_begins_anew(tiny_model_dir):
 def test_no_more_tokens_than_the_context_holds(tiny_model_dir):
     result = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 1000, "--json")
     assert len(json.loads(result.stdout)["tokens"]) == CONTEXT - len(PROMPT)
-    assert f"note: the text ends where the model's context of {CONTEXT} tokens does" in result.stderr
+    assert f"note: the output ends at the model's context length of {CONTEXT} tokens" in result.stderr
     assert run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 10).stderr == ""
 
 

@@ -41,8 +41,8 @@ def folder(file):
 def test_it_is_unpacked_once_and_has_the_texts_of_its_folder(file, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     first, again, of_folder = (run("generate", model, PROMPT, *SHORT) for model in (file, file, folder))
-    assert f"note: tiny.gguf is unpacked into {tmp_path / 'gguf'}, in float32" in " ".join(first.stderr.split())
-    assert "unpacked" not in again.stderr
+    assert f"note: unpacking tiny.gguf into {tmp_path / 'gguf'}, in float32" in " ".join(first.stderr.split())
+    assert "unpacking" not in again.stderr
     assert first.stdout == again.stdout == of_folder.stdout
     compared = run_json("compare", file, PROMPT, *SHORT)
     assert compared["summary"]["identical"]
@@ -87,4 +87,4 @@ def test_train_takes_it(file, tmp_path):
     result = run("train", "medusa", file, tmp_path / "text.txt", "--output", tmp_path / "heads", *small)
     assert result.exit_code == 0, result.stderr
     refused = run("train", "specdec-pp", file, tmp_path / "text.txt", "--draft", file)
-    assert_refused(refused, "--output is needed", "tiny.gguf is no folder")
+    assert_refused(refused, "--output is required", "tiny.gguf is not a folder")

@@ -1,1 +1,1 @@
-"""The command `token-recycling`: `app` has the commands, the modules beside it what they need of a terminal."""
+"""The command `token-recycling`: `app` registers the commands; the modules next to it handle options and output."""

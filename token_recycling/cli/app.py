@@ -1,7 +1,7 @@
-"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, listed here.
+"""The command line: `token-recycling COMMAND`; each command is a file in `commands/` and is registered here.
 
-It uses the library's public functions and adds only terminal output. Commands import torch and transformers themselves,
-so that help and usage errors come at once.
+Commands use the library's public functions and add only terminal output. They import torch and transformers when they
+run, so that help and usage errors appear immediately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .options import flattened
 
 app = typer.Typer(
     cls=OneLineErrors,
-    help="The same text from any Hugging Face decoder-only model, in fewer steps.",
+    help="Lossless speculative decoding for Hugging Face causal LMs.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -38,7 +38,7 @@ app = typer.Typer(
 def main(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
-    """Show the version, or help without a command."""
+    """Show the version, or print help if no command is given."""
     if version:
         print(f"token-recycling {__version__}")
         raise typer.Exit

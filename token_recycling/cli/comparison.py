@@ -1,7 +1,7 @@
 """Decode prompts with `generate`, with prompt lookup and accelerated, and compare outputs and times.
 
-The three are methods of the benchmark, and are measured as it measures: `generate` is transformers' own, prompt lookup
-is `generate` with transformers' prompt lookup, accelerated is `generate` of the accelerated model.
+All three are methods of the benchmark and are measured the same way: `generate` is transformers' own, prompt lookup is
+`generate` with transformers' prompt lookup, accelerated is `generate` of the accelerated model.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .console import SEPARATOR, by_step, has_colours, say
 
 LOOKUP, ACCELERATED = "prompt_lookup", "accelerated"
 METHODS = {BASELINE: BASELINE, LOOKUP: "prompt_lookup_hf:n=10"}
-"""Methods of the benchmark by name; accelerated is the user's drafter."""
+"""Benchmark methods by name; "accelerated" is the user's drafter."""
 NAMES = (*METHODS, ACCELERATED)
 MOST_ROWS = 12
-"""Most prompts with a line each in the table."""
+"""Maximum number of prompts that get their own line in the table."""
 BFLOAT16_PROMPTS = 3
-"""Prompts that are tried in bfloat16."""
+"""Number of prompts decoded in bfloat16."""
 _SHARE_OF_MEMORY = 8
-"""bfloat16 is tried where the weights in float32 take at most this part of all memory."""
+"""bfloat16 is measured if the float32 weights take at most 1 / this of all memory."""
 _NO_ANSWER = "no answer: the model ends the text at once"
 
 
@@ -52,20 +52,20 @@ class ComparedPrompt:
     name: str
     prompt: str
     rows: dict[str, Row]
-    """Of the benchmark, by method; without prompt lookup where transformers has none for the model."""
+    """Benchmark rows by method; prompt lookup is missing where transformers does not support it for the model."""
     accelerated: Outcome
     answered: bool
-    """False where the model ends its output at once: such a time is no speed."""
+    """False if the model ends its output immediately: such a time does not measure speed."""
 
     @property
     def stats(self) -> Stats:
-        """Of the accelerated call."""
+        """Statistics of the accelerated call."""
         assert self.accelerated.stats is not None
         return self.accelerated.stats
 
     @property
     def tokens(self) -> list[int]:
-        """Of the accelerated call."""
+        """Output tokens of the accelerated call."""
         return self.accelerated.tokens[0]
 
     @property
@@ -79,7 +79,7 @@ class ComparedPrompt:
         return bool(self.rows[ACCELERATED]["identical"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """Return everything as plain values, for JSON."""
         return {
             "name": self.name,
             "steps": self.steps,
@@ -92,7 +92,7 @@ class ComparedPrompt:
 
 
 class Comparison:
-    """A model whose prompts are decoded by every method, or accelerated only; the drafter keeps what it learns."""
+    """Decodes prompts by every method, or only by the given ones; the drafter keeps learning across prompts."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class Comparison:
         methods: Sequence[str] = NAMES,
         fast: Fast = "auto",
     ) -> None:
-        """Warm up, with a drafter that is thrown away."""
+        """Warm up with a separate drafter, which is discarded."""
         self.loaded, self._prompts = loaded, prompts
         self.no_lookup: str | None = None
-        """Why transformers' prompt lookup cannot decode with this model."""
+        """Reason why transformers' prompt lookup cannot decode with this model, or None."""
         self._outcomes: dict[str, Outcome] = {}
         self._drafter, self._fast = drafter, fast
         self._names = list(methods)
@@ -118,7 +118,7 @@ class Comparison:
             self._names.remove(LOOKUP)
             self._run = self._prepared()
         self.warm_up_seconds = time.perf_counter() - start
-        """Of compilation, prepacking and other first calls; no measured time has them."""
+        """Time for compilation, prepacking and other first calls; measured times exclude it."""
 
     def _prepared(self) -> WorkloadRun:
         items = tuple(Item((Question(name, "", (text,), "prompt"),)) for name, text in self._prompts)
@@ -151,8 +151,9 @@ class Comparison:
 
 
 def speeds(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
-    """Return for each method tokens and seconds of whole calls and tokens/s of decoding, and the end-to-end speedup of
-    accelerated calls over each other method; None for what was not measured. Prompts without an answer are left out.
+    """Return each method's tokens, seconds of whole calls and decoding tokens/s, and the end-to-end speedup of
+    accelerated calls over every other method; None for values that were not measured. Prompts without an answer are
+    excluded.
     """
     answers = [prompt for prompt in compared if prompt.answered]
     measured = {name: _speed([prompt.rows[name] for prompt in answers if name in prompt.rows]) for name in NAMES}
@@ -174,7 +175,7 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def summary(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
-    """Return the figures of all prompts, as plain values."""
+    """Return the figures over all prompts, as plain values."""
     stats = sum((prompt.stats for prompt in compared), Stats())
     return {
         "prompts": len(compared),
@@ -187,14 +188,14 @@ def summary(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
 
 
 def may_try_bfloat16(model: PreTrainedModel) -> bool:
-    """Return whether a second copy, in bfloat16, of a float32 model on a CPU takes little of the memory."""
+    """Return whether a bfloat16 copy of a float32 model on a CPU takes little of the memory."""
     nbytes = sum(weight.nbytes for weight in model.parameters())
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
     return on_cpu and nbytes <= memory(model.device) // _SHARE_OF_MEMORY
 
 
 def bfloat16_speedup(bfloat16: Comparison, compared: Sequence[ComparedPrompt]) -> float | None:
-    """Decode the first prompts in bfloat16; return the speedup over float32, accelerated; None without an answer."""
+    """Decode the first prompts in bfloat16; return the speedup over accelerated float32, or None without an answer."""
     pairs = [pair for pair in zip(bfloat16, compared, strict=False) if pair[1].answered]
     now, before = (_speed([pair[which].rows[ACCELERATED] for pair in pairs]) for which in (0, 1))
     if now is None or before is None:
@@ -203,13 +204,13 @@ def bfloat16_speedup(bfloat16: Comparison, compared: Sequence[ComparedPrompt]) -
 
 
 def print_legend(console: Console, drafter: str) -> None:
-    """Say how to read the outputs that follow."""
+    """Print how to read the outputs that follow."""
     steps = "share a tint" if has_colours(console) else f"follow a {SEPARATOR}"
     say(console, f"> a prompt; its output is below. Tokens of one step {steps} ({drafter})\n", "dim")
 
 
 def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces: Sequence[str]) -> None:
-    """Print the end of one prompt, its output by steps, and the figures of each method."""
+    """Print the end of one prompt, its output with visible steps, and the figures of each method."""
     console.rule(Text(f"{place}: {compared.name}"), align="left", characters="─", style="dim")
     for line in _tail(compared.prompt).split("\n"):
         say(console, f"> {line}", "dim")
@@ -219,7 +220,7 @@ def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces:
     console.print()
     if (divergence := compared.rows[ACCELERATED]["divergence"]) is not None:
         margin = "" if divergence["margin"] is None else f"; their logits differ by {divergence['margin']:.3g}"
-        difference = f"token {divergence['place']} is {divergence['got']}, by generate {divergence['expected']}"
+        difference = f"token {divergence['place']} is {divergence['got']}, with generate {divergence['expected']}"
         say(console, f"first divergence: {difference}{margin}")
     measured = compared.as_dict()
     rates = [f"{_title(name)} {_rate(measured[name])} tokens/s" for name in NAMES if measured[name]] or [_NO_ANSWER]
@@ -229,7 +230,7 @@ def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces:
 
 
 def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Print a table with a line for each prompt, if they are few, and one for all, and what it says."""
+    """Print a table with one line per prompt, if there are few, and one for all, then the conclusions."""
     columns = ("tokens", *map(_title, NAMES), "speedup", "MAT", "identical")
     right = (Column(name, justify="right", no_wrap=True) for name in columns)
     table = Table(Column("prompt", no_wrap=True, max_width=11), *right, box=SIMPLE, padding=(0, 1, 0, 0))
@@ -239,11 +240,11 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
     tokens = sum(row["stats"]["tokens"] for row in rows)
     table.add_row(*_cells(f"all {summary['prompts']}", summary, summary["mat"], tokens))
     console.print(table)
-    say(console, "tokens/s of decoding; lookup: transformers' prompt lookup of 10 tokens")
+    say(console, "tokens/s exclude the prefill; lookup: transformers' prompt lookup, 10 tokens")
     lines = [("model", summary["model"]), ("drafter", summary["drafter"])]
-    lines.append(("warm-up", f"{summary['warm_up_seconds']:.1f} s before; no time here includes it"))
+    lines.append(("warm-up", f"{summary['warm_up_seconds']:.1f} s, not included in any time above"))
     if summary["unanswered"]:
-        lines.append(("left out", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
+        lines.append(("excluded", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
     over = [f"{ratio:.2f} over {_title(name)}" for name, ratio in summary["speedup"].items() if ratio is not None]
     if over:
         lines.append(("speedup", f"{', '.join(over)}; end to end, prefill included"))

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from ..loop.stats import Stats
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
-"""Two alternating styles, readable on dark and light terminals and distinct among 16 colours."""
+"""Two alternating styles, readable on dark and light terminals and distinct among 16 colors."""
 SEPARATOR = "▏"
-"""Separates steps where there are no colours."""
+"""Separates steps on terminals without colors."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""All usage errors. Newer typers bring their own copy of click, so that the class has no fixed name to import it by."""
+"""Base class of all usage errors. Newer typers bundle their own copy of click, so its import path is not fixed."""
 
 
 class OneLineErrors(TyperGroup):
     """Report usage errors and refused input as one line on standard error, with exit status 2."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command line; the library refuses input with ValueErrors whose messages are for the user."""
+        """Run the command line. The library refuses input with ValueErrors whose messages are written for users."""
         try:
             status = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.Abort:
@@ -51,7 +51,7 @@ class OneLineErrors(TyperGroup):
 
 
 class OneDrafter(TyperCommand):
-    """A command that refuses a second --drafter; click would silently take the last one."""
+    """A command that refuses a second --drafter; click would silently use the last one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; raises a usage error."""
@@ -65,7 +65,7 @@ class OneDrafter(TyperCommand):
 
 
 def group(help: str) -> typer.Typer:
-    """A command with subcommands, which shows its help without one."""
+    """Return a command with subcommands, which prints its help if none is given."""
 
     def main(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
@@ -75,18 +75,18 @@ def group(help: str) -> typer.Typer:
 
 
 def report(error: object) -> int:
-    """Print an error as one line; return the exit status."""
+    """Print an error as one line and return the exit status."""
     print("error:", one_line(error), file=sys.stderr)
     return 2
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a text as it is: no markup, no highlighted numbers, no wrapping."""
+    """Print text verbatim: no markup, no highlighted numbers, no wrapping."""
     console.print(Text(text, style), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """Print a note on standard error, such as what was chosen for the user."""
+    """Print a note on standard error, such as an automatic choice."""
     say(Console(stderr=True), f"note: {text}", "dim")
 
 
@@ -97,8 +97,8 @@ def print_json(value: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show a spinner on standard error, with a bar if there is a total; on terminals only. Yields a function that moves
-    the bar by an amount.
+    """Show a spinner on standard error, with a bar if there is a total; on terminals only. Yields a function that
+    advances the bar by an amount.
     """
     with progress_bar(text, total, done, redirect_stderr=False) as (progress, task):
         yield lambda more: progress.advance(task, more)
@@ -106,7 +106,7 @@ def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int]
 
 @contextlib.contextmanager
 def reaching(text: str) -> Iterator[Callable[..., None]]:
-    """Show progress as `working` does; yields a function of the amount done, the total and perhaps a loss."""
+    """Show progress as `working` does; yields a function of the amount done, the total and optionally a loss."""
     with progress_bar(text, 1, redirect_stderr=False) as (progress, task):
 
         def reached(done: int, total: int, loss: float | None = None) -> None:
@@ -127,7 +127,7 @@ def progress_bar(
 
     usual = [BarColumn(), TimeElapsedColumn()] if total else [TimeElapsedColumn()]
     what = SpinnerColumn(), TextColumn("{task.description}", markup=False), *(columns or usual)
-    # Standard output is not redirected: it may be a file while standard error is a terminal.
+    # Do not redirect standard output: it may be a file while standard error is a terminal.
     progress = Progress(
         *what, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=5, **how
     )
@@ -137,12 +137,12 @@ def progress_bar(
 
 
 def percent(share: float) -> str:
-    """Format a share from 0 to 1 in whole percent, with one decimal where it is small."""
+    """Format a fraction from 0 to 1 in whole percent, or with one decimal below 10%."""
     return f"{share:.0%}" if share >= 0.1 or not share else f"{share:.1%}"
 
 
 def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
-    """Print all statistics of a run."""
+    """Print the statistics of a run."""
     where = "on the CPU, not on a GPU" if device.type == "cpu" else f"on {device}"
     say(console, f"{stats.drafter}\ncomputed {where}; passes: {stats.path}")
     table = Table(Column(), Column(justify="right"), Column(justify="right"), show_header=False)
@@ -164,7 +164,7 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     for key, accepted in (("depth", stats.acceptance_by_depth), ("rank", stats.acceptance_by_rank)):
         table.add_section()
         for place, chance in accepted.items():
-            if place <= 8 or place.bit_count() == 1:  # deep trees would fill the screen: 16, 32, 64 beyond
+            if place <= 8 or place.bit_count() == 1:  # beyond 8 only 16, 32, 64, ...: deep trees would fill the screen
                 table.add_row(f"accepted at {key} {place}", "", percent(chance))
     console.print(table)
 
@@ -175,7 +175,7 @@ def has_colours(console: Console) -> bool:
 
 
 def by_step(pieces: Sequence[str], colours: bool) -> Text:
-    """Return a text with visible steps: alternating tints, or a thin separator between them."""
+    """Return text with visible steps: alternating tints, or a thin separator between steps."""
     if not colours:
         return Text(SEPARATOR.join(pieces))
     return Text.assemble(*((piece, TINTS[step % len(TINTS)]) for step, piece in enumerate(pieces)))

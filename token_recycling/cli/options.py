@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def completed_drafters(typed: str) -> list[str]:
-    """Return completions of a drafter's name."""
+    """Return completions of a drafter name."""
     return [name for name in drafter_names() if name.startswith(typed)]
 
 
 def checked_drafter(spec: str) -> str:
-    """Return a drafter spec whose name and options are right."""
+    """Return a drafter spec after checking its name and options."""
     check_spec(spec)
     return spec
 
 
 _loading = partial(option, rich_help_panel="Model")
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, .gguf file or hub name.")]
 Drafting = Annotated[
     str,
     typer.Option(
@@ -44,24 +44,24 @@ Prepack = Annotated[
     bool | None,
     typer.Option(
         rich_help_panel="Model",
-        help="Prepack CPU weights (doubles weight memory); default where the copy takes a quarter of memory at most.",
+        help="Prepack CPU weights (doubles weight memory); default if the copy takes at most a quarter of memory.",
     ),
 ]
 Chat = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Apply the chat template; default if the tokenizer has one."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print a single JSON object and nothing else.")]
 
 
 def declared(field: Field[Any], flag: str = "", **more: Any) -> Any:
-    """Return the option of a dataclass field that was made by `option`, which declares its help and its bounds."""
+    """Return the command-line option for a dataclass field made by `option`, which declares its help and bounds."""
     return typer.Option(flag or f"--{field.name.replace('_', '-')}", **field.metadata, **more)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose parameters that are dataclasses are one option for each of their fields: Typer has no
-    groups of options. The defaults are those of the parameter's own default, else of the class.
+    """Return a command in which each dataclass parameter is replaced by one option per field, since Typer has no option
+    groups. Defaults come from the parameter's default if it has one, else from the class.
     """
     groups: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -100,17 +100,17 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """A model, and where and how it is computed."""
+    """A model, its device, dtype and threads."""
 
     model: Model
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _loading(
-        None, "Type of the weights; default float32 on a CPU, else auto, the file's."
+        None, "Data type of the weights; default float32 on a CPU, else auto: that of the checkpoint."
     )
-    device: str | None = _loading(None, "cpu, cuda, cuda:1, ...; default the accelerator if there is one.")
+    device: str | None = _loading(None, "cpu, cuda, cuda:1, ...; default the accelerator, if there is one.")
     threads: int | None = _loading(None, "CPU threads; default torch's choice.", 1)
 
     def load(self) -> Loaded:
-        """Load model and tokenizer; raises ValueError or OSError for what cannot be loaded."""
+        """Load model and tokenizer; raises ValueError or OSError if loading fails."""
         from ..model import loading
 
         return loading.load(self.model, self.dtype, self.device, self.threads)
@@ -118,7 +118,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(DeviceOptions):
-    """The options of commands that decode."""
+    """Model options of commands that decode."""
 
     device_map: str | None = _loading(
         None,
@@ -137,24 +137,24 @@ class ModelOptions(DeviceOptions):
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How outputs are drafted and how long they may be."""
+    """Options for the drafter and the output length."""
 
     drafter: Drafting = "recycling"
     max_new_tokens: int = option(256, "Maximum number of new tokens.", 1)
     fast: Literal["auto", "on", "off"] = option(
-        "auto", "Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never."
+        "auto", "Capture forward passes as CUDA graphs: auto: where possible; on: always, else an error; off: never."
     )
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen."""
+    """Options for token selection."""
 
     temperature: float = option(0, "Sampling temperature; 0 is greedy.", 0)
     top_p: float | None = option(None, "Nucleus (top-p) sampling threshold.", 0, max=1)
-    top_k: int | None = option(None, "Sample from this many most probable tokens.", 1)
-    seed: int | None = option(None, "Seed of the samples.")
-    reproducible: bool = option(False, "Give equal requests equal outputs in 16 bits too, whatever came before.")
+    top_k: int | None = option(None, "Sample from the K most probable tokens.", 1)
+    seed: int | None = option(None, "Random seed for sampling.")
+    reproducible: bool = option(False, "Equal requests give equal outputs in 16 bits too, whatever ran before.")
 
     def arguments(self) -> dict[str, Any]:
         """Return sampling arguments of `model.generate`. Settings without an option, such as a repetition penalty, stay

@@ -1,4 +1,4 @@
-"""Shared by the commands that decode: load drafter and model, encode prompts."""
+"""Functions shared by the commands that decode: load drafter and model, encode prompts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def note_template() -> None:
-    """Note that the chat template was chosen for the user."""
-    console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
+    """Note that the chat template was chosen automatically."""
+    console.note("prompts go through the tokenizer's chat template; --raw passes them unchanged")
 
 
 def drafter_and_model(drafter: str, model: ModelOptions, reproducible: bool = False) -> tuple[Drafter, loading.Loaded]:
-    """Make the drafter and load the model; quick checks come first."""
+    """Create the drafter and load the model; quick checks come first."""
     with loading_shown(model.model):
         from ..drafters._registry import make_drafter
 
@@ -38,8 +38,8 @@ def drafter_and_model(drafter: str, model: ModelOptions, reproducible: bool = Fa
 
 
 def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
-    """Note that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with
-    instructions for it.
+    """Note that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with 16-bit
+    instructions.
     """
     if dtype is not None or loaded.model.device.type != "cpu":
         return
@@ -48,23 +48,23 @@ def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
         from .._util.device import cpu_dtypes
 
         faster = f"; --dtype {stored} may be faster" if stored in cpu_dtypes() else ""
-        console.note(f"the weights are {stored} and computed in float32, so that texts are exactly generate's{faster}")
+        console.note(f"the {stored} weights are computed in float32, so that outputs equal generate's exactly{faster}")
 
 
 @contextlib.contextmanager
 def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
-    """Show progress while models are loaded or unpacked; transformers' own bars are turned off."""
+    """Show progress while models are loaded or unpacked; transformers' own progress bars are disabled."""
     new = loading.to_unpack(*models)
     if new and weights:
         into = gguf_files.unpacked_in()
-        console.note(f"{' and '.join(new)} is unpacked into {into}, in float32; later starts find it there")
+        console.note(f"unpacking {' and '.join(new)} into {into}, in float32; later starts reuse the copy")
     with console.working(f"{'unpacking and ' if new and weights else ''}loading {' and '.join(models)}"):
         loading.quieten()
         yield
 
 
 def encoded(loaded: loading.Loaded, prompts: Sequence[Prompt], chat: bool | None) -> list[torch.Tensor]:
-    """Return prompts as ids, (1, length) each; note where the tokenizer decided on the chat template."""
+    """Return prompts as ids, (1, length) each; print a note if the chat template is applied by default."""
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:
         note_template()
@@ -80,7 +80,7 @@ def _encoded(loaded: loading.Loaded, prompt: Prompt, chat: bool) -> torch.Tensor
     if chat:
         message = {"role": "user", "content": text}
         text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
-    # A chat template writes the special tokens itself.
+    # A chat template adds the special tokens itself.
     ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
     ids = checked_prompt(ids, Target(loaded.model))[None]
     if loaded.context is not None and ids.shape[1] >= loaded.context:
@@ -92,7 +92,7 @@ def _encoded(loaded: loading.Loaded, prompt: Prompt, chat: bool) -> torch.Tensor
 
 
 def generate_arguments(loaded: loading.Loaded, ids: torch.Tensor, max_new_tokens: int, **more: Any) -> dict[str, Any]:
-    """Return the arguments of `model.generate` for a prompt; new tokens end with the model's context."""
+    """Return the arguments of `model.generate` for a prompt; new tokens are limited to the model's context."""
     room = max_new_tokens if loaded.context is None else loaded.context - ids.shape[1]
     return {
         "input_ids": ids,
@@ -104,7 +104,7 @@ def generate_arguments(loaded: loading.Loaded, ids: torch.Tensor, max_new_tokens
 
 
 def schema_processor(loaded: loading.Loaded, schema: str) -> LogitsProcessor:
-    """Return a processor that holds an output to a JSON schema: its text, or a file with it."""
+    """Return a processor that constrains an output to a JSON schema, given as its text or as a file."""
     if missing := lacking("grammar", "llguidance"):
         raise ValueError(f"--schema {missing}")
     from ..grammar.adapters import GrammarProcessor
@@ -120,7 +120,7 @@ def schema_processor(loaded: loading.Loaded, schema: str) -> LogitsProcessor:
 
 
 def described(loaded: loading.Loaded, name: str) -> str:
-    """Return a description of the model and how it runs."""
+    """Return a description of the model, its dtype, device and threads."""
     import torch
 
     model = loaded.model

@@ -1,1 +1,1 @@
-"""One file per command: a function whose parameters are the command's own."""
+"""One file per command: a function whose parameters are the command's arguments and options."""

@@ -1,4 +1,4 @@
-"""`token-recycling bench`: methods against each other on the same prompts, with a report."""
+"""`token-recycling bench`: measure methods on the same prompts, and write a report."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def completed_methods(typed: str) -> list[str]:
-    """Return completions of a method, transformers' own included."""
+    """Return completions of a method name, transformers' own methods included."""
     return [name for name in OWN_METHODS if name.startswith(typed)] + completed_drafters(typed)
 
 
 def bench(
     model: DeviceOptions,
     scenario: Annotated[
-        Path | None, typer.Option(help="YAML file of runs with the options below; those given here count first.")
+        Path | None, typer.Option(help="YAML file with the options below, for one or more runs; the command line wins.")
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -46,34 +46,34 @@ def bench(
             metavar="SPEC",
             autocompletion=completed_methods,
             help="Drafter with options, plain, generate, prompt_lookup_hf:n=10, assisted:model=FOLDER or "
-            "oracle:model=FOLDER; cold:SPEC forgets after every prompt, forced:SPEC decodes generate's tokens; "
+            "oracle:model=FOLDER; cold:SPEC is reset after every prompt, forced:SPEC decodes generate's tokens; "
             "repeatable.",
         ),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="How often each prompt is measured; medians are reported; default 3.")
+        int | None, typer.Option(min=1, help="Measurements per prompt, of which medians are reported; default 3.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of new tokens of a turn; default 128.")
+        int | None, typer.Option(min=1, help="Maximum number of new tokens per turn; default 128.")
     ] = None,
     replay: Annotated[
         bool | None,
-        typer.Option("--replay/--no-replay", help="Also replay reference text; default where there is any."),
+        typer.Option("--replay/--no-replay", help="Also replay reference text; default if there is any."),
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batches of this size instead; repeatable.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Measure batches of this size; repeatable.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Sampling temperature; 0, the default, is greedy.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped is resumed.")
+        Path | None, typer.Option(help="Folder for results; default results/MODEL. An interrupted run is resumed.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
     prepack: Prepack = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Measure methods against each other on the same prompts, and write a report. It first says how long that takes;
-    Ctrl-C loses nothing.
+    """Measure methods on the same prompts, and write a report. An estimate of the run time comes first; Ctrl-C loses no
+    results.
     """
     repeated = {"data": data, "methods": method, "batches": batch}
     stated = {
@@ -93,7 +93,7 @@ def bench(
     with running.loading_shown(model.model):
         from ...bench.session import Session
 
-        # In reverse, so that the first run finds its model loaded.
+        # In reverse order, so that the model of the first run is still loaded when measuring starts.
         sessions = [Session(model.model, runs[name], folder / name, model.device, fresh) for name in reversed(runs)][
             ::-1
         ]
@@ -103,7 +103,7 @@ def bench(
         console.note(text)
     items, done = (sum(getattr(session, name) for session in sessions) for name in ("items", "done"))
     if done:
-        console.note(f"resumed in {folder}: {done} of {items} prompts are measured")
+        console.note(f"resumed in {folder}: {done} of {items} prompts are already measured")
     seconds = sum(session.seconds_left for session in sessions)
     console.note(f"this takes about {_duration(seconds)} if every method is as fast as generate")
     try:
@@ -151,7 +151,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 
 def _hook(progress: Progress, task: TaskID, repeats: int, plan: BenchmarkPlan, done: int) -> Callable[[Event], None]:
-    """Advance a bar with every call, with the remaining time, and note failures in the warm-up."""
+    """Return a hook that advances a progress bar with every call and notes failures in the warm-up."""
     total = plan.calls(repeats)
     progress.update(task, total=total, completed=total - plan.calls(repeats, done))
 

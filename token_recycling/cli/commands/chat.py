@@ -1,4 +1,4 @@
-"""`token-recycling chat`: a conversation in a terminal, one line per turn."""
+"""`token-recycling chat`: converse in the terminal, one line per turn."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 HELP = """\
-/reset  begins a new conversation
-/stats  says what the last answer took, and decodes it plainly to compare
-/help   shows this
-/exit   ends, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
+/reset  start a new conversation
+/stats  show statistics of the last answer, and decode it without drafts to compare
+/help   show this help
+/exit   exit, like Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ continues on the next line."""
 
 
 def chat(
     model: ModelOptions,
-    system: Annotated[str | None, typer.Option(help="System message; default the template's own.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message; default that of the template.")] = None,
     decoding: DecodingOptions = DecodingOptions(max_new_tokens=512),
     sampling: SamplingOptions = SamplingOptions(),
 ) -> None:
-    """Hold a conversation: every line of input is a turn, and answers stream. /help shows its commands."""
+    """Chat with the model: every line of input is a turn, and answers stream. /help lists the commands."""
     choosing = sampling.arguments()
     drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     from ...hf.conversation import Conversation
@@ -49,7 +49,7 @@ def chat(
     )
     on_terminal, failed = is_terminal(), False
     if on_terminal:
-        print("/help shows the commands, Ctrl-D ends")
+        print("/help lists the commands, Ctrl-D exits")
     for line in turns(on_terminal):
         if line == "/exit":
             break
@@ -72,7 +72,7 @@ def is_terminal() -> bool:
 
 
 def turns(on_terminal: bool) -> Iterator[str]:
-    """Yield turns up to the end of the input; a prompt is shown on a terminal only."""
+    """Yield turns up to the end of the input; show a prompt only on a terminal."""
     if on_terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # lets `input` edit lines and recall earlier ones
@@ -124,15 +124,15 @@ def _take(conversation: Conversation, line: str) -> None:
 
 
 def _print_stats(conversation: Conversation, turn: Turn) -> None:
-    """Print statistics of the last answer, and decode the same prompt by transformers' own `generate`."""
+    """Print statistics of the last answer, and decode the same prompt with transformers' own `generate`."""
     from ...bench.data import BASELINE
     from ...bench.methods import Call, parse
 
     console.print_stats(Console(), turn.stats, conversation.model.device)
     if not turn.stats.tokens_per_second:
-        return  # everything came with the first step
-    with console.working("decoding the same plainly"):
-        asked = {**turn.arguments, "max_new_tokens": len(turn.tokens)}  # an interrupted answer is as long as it came
+        return  # the first step emitted the whole answer
+    with console.working("decoding the same prompt without drafts"):
+        asked = {**turn.arguments, "max_new_tokens": len(turn.tokens)}  # the same length, even if it was interrupted
         plain = parse(BASELINE).decode(conversation.model, Call(asked))
     (tokens,), rate = plain.tokens, plain.tokens_per_second
     if rate:

@@ -1,4 +1,4 @@
-"""`token-recycling check`: whether a model can be accelerated, and why not."""
+"""`token-recycling check`: report whether a model can be accelerated, and if not, why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
+    """Report whether and how a model can be accelerated, or why not. Exit status 1 if it cannot."""
     with running.loading_shown(model.model, weights=self_test):
         support = _support_of(model, self_test)
     if as_json:
@@ -36,7 +36,7 @@ def check(
 
 
 def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
-    """Return whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
+    """Return whether and how a model can be accelerated. The weights are loaded only for a self-test."""
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""`token-recycling compare`: the same prompts by `generate`, prompt lookup and accelerated."""
+"""`token-recycling compare`: decode the same prompts with `generate`, with prompt lookup and accelerated."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def compare(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Decode prompts with generate, with transformers' prompt lookup, and accelerated: whether outputs are identical,
-    and the speed of each; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any output
-    differs.
+    """Decode prompts with generate, with transformers' prompt lookup, and accelerated. Reports whether outputs are
+    identical, and the speed of each method; on a CPU also the speed of the first prompts in bfloat16, unless --dtype is
+    given. Exit status 1 if any output differs.
     """
     questions = read_prompts(texts or [], prompts or [])[:limit]
     drafter, max_new_tokens = decoding.drafter, decoding.max_new_tokens
     _, loaded = running.drafter_and_model(drafter, model)
-    running.encoded(loaded, questions, chat)  # what the model cannot continue is refused before anything is decoded
+    running.encoded(loaded, questions, chat)  # refuses prompts that the model cannot continue, before decoding starts
 
     from ..._util.text_stream import decoded, pieces
     from .. import comparison

@@ -1,4 +1,4 @@
-"""`token-recycling datastore`: datastores of past text for the drafter rest."""
+"""`token-recycling datastore`: build datastores of existing text for the drafter rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...model import loading
 from .. import console, running
 from ..options import Json
 
-datastore = console.group("Datastores of past text, for the drafter rest.")
+datastore = console.group("Datastores of existing text for the drafter rest.")
 
 
 @datastore.command()
@@ -20,8 +20,10 @@ def build(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
     ],
-    model: Annotated[str, typer.Option(help="Model whose tokenizer reads them: folder, or name on the hub.")],
-    output: Annotated[Path, typer.Option(help="File to write; an old one is replaced when the new one is complete.")],
+    model: Annotated[str, typer.Option(help="Model whose tokenizer encodes them: a folder or a hub name.")],
+    output: Annotated[
+        Path, typer.Option(help="File to write; an existing file is replaced once the new one is complete.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Build a datastore from text files, one document each; use it as --drafter rest:datastore=FILE."""

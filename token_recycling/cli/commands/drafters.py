@@ -1,4 +1,4 @@
-"""`token-recycling drafters`: all drafters with their options."""
+"""`token-recycling drafters`: list all drafters with their options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drafters(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
+    """List the drafters and their options, for use as --drafter NAME:OPTION=VALUE,..."""
     for name in names or ():
         check_name(name)
     with console.working("looking for drafters"):

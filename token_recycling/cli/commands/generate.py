@@ -23,18 +23,18 @@ def generate(
         typer.Argument(help="Text to continue, or - for standard input; default --file, else standard input."),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="File with the prompt; - is standard input.")] = None,
-    matrix: Annotated[Path | None, typer.Option(help="Matrix file: loaded if there, saved at the end.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print statistics, to standard error.")] = False,
+    matrix: Annotated[Path | None, typer.Option(help="Matrix file: loaded if it exists, saved at the end.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics to standard error.")] = False,
     decoding: DecodingOptions = DecodingOptions(),
     sampling: SamplingOptions = SamplingOptions(),
-    stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop after this text; may be given repeatedly.")] = None,
     schema: Annotated[
-        str | None, typer.Option(help="JSON schema that the output follows, or a file with one (extra grammar).")
+        str | None, typer.Option(help="JSON schema that constrains the output, or a file with it (extra grammar).")
     ] = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt and stream the output; Ctrl-C keeps what was learned."""
+    """Continue a prompt and stream the output; after Ctrl-C the matrix is still saved."""
     choosing = sampling.arguments()
     if file is not None and file.is_dir():
         raise ValueError(
@@ -74,7 +74,7 @@ def generate(
             loaded.model.generate(**arguments, streamer=recorder)
         except KeyboardInterrupt:
             interrupted = True
-        finally:  # however it ends, what was learned is saved
+        finally:  # save learned state even after an error or Ctrl-C
             if matrix is not None and recorder.steps:
                 drafter.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
     if as_json:
@@ -85,6 +85,6 @@ def generate(
         if stats:
             console.print_stats(Console(stderr=True), acceleration.stats, loaded.model.device)
     if len(recorder.tokens) == arguments["max_new_tokens"] < decoding.max_new_tokens:
-        console.note(f"the text ends where the model's context of {loaded.context} tokens does")
+        console.note(f"the output ends at the model's context length of {loaded.context} tokens")
     if interrupted:
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""`token-recycling matrix`: contents of a saved matrix."""
+"""`token-recycling matrix`: show the contents of a saved matrix."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def matrix(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A matrix file, as written by --matrix.")],
     model: Annotated[str | None, typer.Option(help="Model whose tokenizer shows tokens as text.")] = None,
-    token: Annotated[list[str] | None, typer.Option(help="Row to show: an id, or a text with --model.")] = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many of the busiest rows to show.")] = 12,
+    token: Annotated[list[str] | None, typer.Option(help="Row to show: a token id, or text with --model.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="Number of most used rows to show.")] = 12,
     as_json: Json = False,
 ) -> None:
-    """Show the contents of a saved matrix: sizes, and the rows used most or those asked for."""
+    """Show the contents of a saved matrix: sizes, and the most used rows or those of --token."""
     if not file.is_file():
         raise ValueError(f"there is no matrix file at {file}")
     with console.working(f"reading {file.name}"):
@@ -44,7 +44,7 @@ def matrix(
     if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
         raise ValueError(
             f"{file} was learned with the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
-            "give the model that it was learned from"
+            "use the model that it was learned from"
         )
     shown = _tokens_of(token, tokenizer, contents.vocab_size) if token else _busiest(contents, rows)
     facts = {
@@ -66,7 +66,7 @@ def matrix(
 
 
 def _busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
-    """Return the filled rows used most by drafts: those of the tokens that are candidates most often."""
+    """Return the filled rows that drafts use most: those of the most frequent candidates."""
     import torch
 
     filled = matrix.filled
@@ -76,7 +76,7 @@ def _busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
 
 
 def _tokens_of(names: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
-    """Return the ids of tokens that a user names: ids as digits, or texts, all of whose tokens count; raises
+    """Return the token ids that a user names, as digits or as text, of which all tokens are returned; raises
     ValueError.
     """
     tokens: list[int] = []
@@ -86,7 +86,7 @@ def _tokens_of(names: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, 
                 raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, got {name}")
             tokens.append(int(name))
         elif tokenizer is None:
-            raise ValueError(f"{name!r} is no token id; to look up text give --model too")
+            raise ValueError(f"{name!r} is not a token id; to look up text, also give --model")
         else:
             tokens += tokenizer(name, add_special_tokens=False)["input_ids"]
     return tokens

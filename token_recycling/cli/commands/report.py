@@ -1,4 +1,4 @@
-"""`token-recycling report`: the results of a benchmark, as Markdown with plots."""
+"""`token-recycling report`: print and write the results of a benchmark, as Markdown with plots."""
 
 from __future__ import annotations
 

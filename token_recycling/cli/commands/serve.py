@@ -1,4 +1,4 @@
-"""`token-recycling serve`: an OpenAI-compatible server with an accelerated model."""
+"""`token-recycling serve`: start an OpenAI-compatible server with an accelerated model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DECLARED = {field.name: field for field in fields(Settings) if "help" in field.metadata}
 _OF_SEVERAL = ("name", "offers", "isolation", "keys", "allow_hosts", "allow_origins")
-"""Settings that are stated in another form on the command line: as lists, or left out."""
+"""Settings whose command-line form differs: lists, or options without a default."""
 
 
 ServerOptions = make_dataclass(
@@ -38,7 +38,7 @@ ServerOptions = make_dataclass(
     ],
     frozen=True,
 )
-"""The fields of `Settings` that are options as they are."""
+"""The fields of `Settings` that become options unchanged."""
 
 
 def serve(
@@ -46,7 +46,7 @@ def serve(
     server: ServerOptions,  # type: ignore[valid-type]
     name: Annotated[list[str] | None, declared(_DECLARED["name"])] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="File with a chat template instead of the model's.")
+        Path | None, typer.Option(help="File with a chat template that replaces the model's.")
     ] = None,
     drafter: Drafting = Settings.drafter,
     offer: Annotated[
@@ -66,7 +66,7 @@ def serve(
     allow_host: Annotated[list[str] | None, declared(_DECLARED["allow_hosts"], "--allow-host")] = None,
     allow_origin: Annotated[list[str] | None, declared(_DECLARED["allow_origins"], "--allow-origin")] = None,
 ) -> None:
-    """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
+    """Serve a model over the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops."""
     loading.check_source(model.model)
     settings = Settings(
         **vars(server),
@@ -112,8 +112,8 @@ def serve(
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
-    """Return the drafters that requests may choose: those of `--offer`, else the default ones, and the server's own
-    with its options if it is among them.
+    """Return the drafters that requests may select: those of `--offer`, else the default ones, in which the server's
+    own drafter keeps its options.
     """
     if offer is not None:
         return tuple(spec for spec in offer if spec != "none")
@@ -122,8 +122,8 @@ def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a bound socket, made before anything slow; raises ValueError. It does not listen: until the model is
-    loaded, clients and health checks are refused rather than kept waiting.
+    """Return a bound socket, created before any slow work; raises ValueError. The socket does not listen yet: until the
+    model is loaded, clients and health checks are refused instead of kept waiting.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -139,8 +139,8 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _run(server: HttpServer, engine: Engine, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM, after either of which the exit status is 0."""
-    # uvicorn raises the signal again after its shutdown; before it starts, a SIGTERM ends the process at once.
+    """Serve until SIGINT or SIGTERM; the exit status after either is 0."""
+    # uvicorn raises the signal again after its shutdown. Before uvicorn starts, SIGTERM ends the process immediately.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(engine):
         server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""`token-recycling train NAME`: train the part that a drafter needs."""
+"""`token-recycling train NAME`: train the heads that a drafter needs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from ..options import DeviceOptions, Json, flattened
 if TYPE_CHECKING:
     from ...training.continuations import Continuations
 
-train = console.group("Trains what some drafters need beside a model.")
+train = console.group("Train heads for medusa, eagle and specdec_pp.")
 
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
-"""Subfolder of a trained part, and files from which an interrupted run resumes."""
+"""Subfolder in the folder of a trained head, and the files in it from which an interrupted run resumes."""
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
 ]
-Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run goes on from what is there.")]
+Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run in this folder is resumed.")]
 
 
 @train.command()
@@ -52,7 +52,7 @@ def eagle(
     schedule: Schedule = Schedule(rate=1e-3),
     as_json: Json = False,
 ) -> None:
-    """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
+    """Train an EAGLE head on the target's continuations of excerpts from FILES; use: --drafter eagle:head=FOLDER."""
 
     def work(run: TrainingRun) -> Trained:
         from ...training.eagle import train
@@ -73,7 +73,7 @@ def medusa(
     schedule: Schedule,
     as_json: Json = False,
 ) -> None:
-    """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
+    """Train heads on the target's continuations of excerpts from FILES; use them as --drafter medusa:heads=FOLDER."""
 
     def work(run: TrainingRun) -> Trained:
         from ...training.medusa import train
@@ -88,21 +88,21 @@ def medusa(
 def specdec_pp(
     model: DeviceOptions,
     files: Files,
-    draft: Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")],
+    draft: Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder or a hub name.")],
     head: SpecDecTraining,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write to, by default specdec_pp in that of the draft model; an interrupted run goes on "
-            "from what is there."
+            help="Folder to write to; default: specdec_pp in the draft model's folder. An interrupted run in this "
+            "folder is resumed."
         ),
     ] = None,
     texts: TextOptions = TextOptions(temperature=1.0),
     schedule: Schedule = Schedule(steps=500),
     as_json: Json = False,
 ) -> None:
-    """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
-    it as --drafter specdec_pp:model=FOLDER.
+    """Train a head that predicts rejections, on the target's continuations of excerpts from FILES; use it with the
+    draft model as --drafter specdec_pp:model=FOLDER.
     """
 
     def work(run: TrainingRun) -> Trained:
@@ -124,7 +124,7 @@ def _run(
     as_json: bool,
     draft: str | None = None,
 ) -> None:
-    """Run a training from the user's files to the saved part, which may belong to a draft model; quick checks come
+    """Run a training from the user's files to the saved heads, which may belong to a draft model; quick checks come
     first.
     """
     paths = text_files(files)
@@ -163,17 +163,17 @@ def _run(
 
 
 def _beside(draft: str) -> Path:
-    """Return the folder of a head within that of its draft model."""
+    """Return the folder of a head within the folder of its draft model."""
     folder = Path(draft).expanduser()
     if not folder.is_dir():
-        raise ValueError(f"--output is needed, a folder for the head: {draft} is no folder")
+        raise ValueError(f"--output is required, since {draft} is not a folder; give a folder for the head")
     return folder / "specdec_pp"
 
 
 def _outputs(
     loaded: loading.Loaded, files: Sequence[Path], path: Path, options: TextOptions, seed: int
 ) -> Continuations:
-    """Return the target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
+    """Return the target's continuations of excerpts from `files`, cached in the file `path`; raises ValueError."""
     from ...hf.accelerate import generate
     from ...training.continuations import continuations, pieces
     from ...training.corpus import documents
@@ -181,7 +181,7 @@ def _outputs(
     with console.working("reading", bytes_of(files)) as advance:
         texts = documents(files, loaded.tokenizer, advance)
         prompts = pieces(texts, options.prompt_tokens, options.texts, seed)
-    with console.reaching("writing texts") as progress:
+    with console.reaching("generating continuations") as progress:
         return continuations(
             generate,
             loaded.model,

@@ -1,4 +1,4 @@
-"""`token-recycling warm`: the model generates text, and what a drafter learns from it is saved."""
+"""`token-recycling warm`: generate text with the model, and save what a drafter learns from it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def warm(
         Path | None, typer.Option(help="Matrix file to write; default: where recycling:warmed=true finds it.")
     ] = None,
     drafter: Drafting = "recycling",
-    history: Annotated[bool, typer.Option("--history", help="Keep the outputs in the history too.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the outputs.")] = 0,
+    history: Annotated[bool, typer.Option("--history", help="Also keep the outputs in the history.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the outputs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Let the model generate text without a prompt, and save what a drafter learns from it."""
