@@ -372,7 +372,7 @@ def test_a_multiple_that_validators_would_not_find_to_be_one_is_refused(step):
     ],
 )
 def test_a_keyword_that_another_draft_reads_otherwise_is_refused(draft, schema):
-    with pytest.raises(ValueError, match=f"is no keyword of draft {draft}"):
+    with pytest.raises(ValueError, match=f"is not a keyword of draft {draft}"):
         compiled(TOKENIZER, "json_schema", {"$schema": f"http://json-schema.org/draft-{draft}/schema#", **schema})
 
 

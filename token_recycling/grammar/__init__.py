@@ -1,1 +1,1 @@
-"""Grammars that hold outputs to a form: where a sequence is in one, and drafts that keep to it."""
+"""Grammars that constrain outputs: compilation, the grammar state of a sequence, and drafts that follow the grammar."""

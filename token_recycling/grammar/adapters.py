@@ -1,9 +1,9 @@
-"""Recognises logits processors that hold a sequence to a grammar, so that drafts keep to it too.
+"""Recognizes logits processors that constrain a sequence to a grammar, so that drafts can follow the grammar too.
 
-Known are those of `constrain` and the server (`GrammarProcessor`); xgrammar's own (Dong et al., 2411.15100); those of
-outlines, with whatever library it asks: xgrammar, llguidance or outlines-core; the function of lm-format-enforcer; and
-any that says so itself (`Matching`). They choose the tokens as they do in `generate`, each called once a token. Drafts
-follow a copy of their matcher (`state.State`). Any other processor is called as before, and drafts know nothing of it.
+Recognized are the processors of `constrain` and the server (`GrammarProcessor`), of xgrammar (Dong et al., 2411.15100),
+and of outlines with any of its backends (xgrammar, llguidance, outlines-core); the function of lm-format-enforcer; and
+any processor with the protocol `Matching`. The processors constrain the output as in `generate`, called once per token.
+Drafts follow a copy of their matcher (`state.State`). Other processors are called as usual, and drafts ignore them.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
     from .compile import Grammar
 
 _SLOW = 0.02
-"""Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""
+"""Processor seconds per mask above which drafts stop following a grammar: nested repetitions take seconds."""
 _MOST_FORCED = 256
-"""Bytes of what must follow that are found; each costs some microseconds."""
+"""Maximum bytes of a forced string; each costs a few microseconds."""
 
 
 @dataclass
 class _Watch:
-    """Whether a mask of this sequence was slow: a draft asks for one at every node, the processor for one a token."""
+    """Records whether a mask of this sequence was slow: a draft needs a mask per node, the processor one per token."""
 
     timed: bool = True
-    """Whether masks are timed; else none is slow."""
+    """Whether masks are timed; if not, no mask counts as slow."""
     slow: bool = False
 
 
 class _FirstBytes:
-    """The tokens of xgrammar's vocabulary by the byte that they begin with."""
+    """The tokens of xgrammar's vocabulary by first byte."""
 
     def __init__(self, vocabulary: Sequence[bytes], words: int) -> None:
         self.words = words
         first = [token[0] if token else -1 for token in vocabulary]
         self._first = np.pad(np.array(first, np.int16), (0, 32 * words - len(first)), constant_values=-1)
         self._others: dict[int, np.ndarray] = {}
-        """Masks of the tokens that begin with another byte."""
+        """For a byte, the mask of the tokens that do not begin with it."""
 
     def only(self, mask: np.ndarray) -> int | None:
-        """Return the byte that all tokens of a mask begin with; None if there is none."""
+        """Return the first byte that all tokens of a mask share, or None."""
         (used,) = mask.nonzero()
         if not len(used):
             return None
@@ -63,8 +63,8 @@ class _FirstBytes:
 
 
 _first_bytes: dict[str, _FirstBytes] = {}
-"""By the metadata of a tokenizer: to list a vocabulary takes a microsecond a token. Where two have equal metadata the
-worst is a string that ends early, since the matcher checks every byte.
+"""Cached by tokenizer metadata, since listing a vocabulary takes a microsecond per token. If two tokenizers have equal
+metadata, a forced string may at worst end early, since the matcher checks every byte.
 """
 
 
@@ -77,7 +77,7 @@ def _first_bytes_of(tokenizer_info: Any) -> _FirstBytes:
 
 @dataclass(frozen=True)
 class _Xgrammar:
-    """A place of xgrammar's matcher."""
+    """A state of xgrammar's matcher."""
 
     matcher: Any
     first_bytes: _FirstBytes
@@ -98,8 +98,8 @@ class _Xgrammar:
 
     @property
     def forced(self) -> str:
-        """Limited: a grammar may force a text without end, such as a schema with a required property of its own kind,
-        on which xgrammar's `find_jump_forward_string` fills all memory.
+        """The forced string, limited to `_MOST_FORCED` bytes. A grammar may force an endless text, such as a schema
+        that requires a property of the same schema, for which xgrammar's `find_jump_forward_string` fills all memory.
         """
         here, text = _Xgrammar(self.matcher.fork(), self.first_bytes, self.watch), bytearray()
         mask = np.zeros(self.first_bytes.words, np.int32)
@@ -113,8 +113,8 @@ class _Xgrammar:
 
 
 class _SharedMatcher:
-    """One matcher of llguidance that goes from place to place: forward or back by a token takes half a microsecond,
-    where a copy takes time that grows with the output.
+    """One llguidance matcher that moves between states: a move by one token takes half a microsecond, while the cost of
+    a copy grows with the output.
     """
 
     def __init__(self, pristine: Any, stops: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class _SharedMatcher:
         self.place = _Llguidance(self, None, 0, 0)
 
     def go(self, place: _Llguidance) -> bool:
-        """Go to a place; return whether the matcher is alive there."""
+        """Move to a state; return whether the matcher accepts the path to it."""
         here, there, back, ahead = self.place, place, 0, list[int]()
         while here is not there:
             if here.depth >= there.depth and here.parent is not None:
@@ -138,7 +138,9 @@ class _SharedMatcher:
         return not ahead or self.matcher.consume_tokens(ahead[::-1])
 
     def _restart(self, place: _Llguidance) -> None:
-        """Go to a place from the beginning: the grammar cannot go back, or is too complex where the matcher was."""
+        """Move to a state from the initial state, because the matcher could not roll back or was too complex where it
+        was.
+        """
         tokens = list[int]()
         while place.parent is not None:
             tokens.append(place.token)
@@ -149,12 +151,12 @@ class _SharedMatcher:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Llguidance:
-    """A place of llguidance's matcher; places share one matcher."""
+    """A state of llguidance's matcher; all states share one matcher."""
 
     shared: _SharedMatcher
     parent: _Llguidance | None
     token: int
-    """The token that led here from the parent."""
+    """The token that leads from the parent to this state."""
     depth: int
 
     def fill(self, mask: np.ndarray) -> None:
@@ -164,7 +166,7 @@ class _Llguidance:
             mask[:] = 0
 
     def after(self, token: int) -> _Llguidance | None:
-        # llguidance 1.9.1 cannot go back over the end of a sequence: it loses its place.
+        # llguidance 1.9.1 cannot roll back over the end of a sequence: its state is corrupted.
         if token in self.shared.stops or not self.shared.go(self) or not self.shared.matcher.consume_token(token):
             return None
         self.shared.place = _Llguidance(self.shared, self, token, self.depth + 1)
@@ -177,11 +179,11 @@ class _Llguidance:
 
 @dataclass(frozen=True)
 class _Listed:
-    """A place of a library that lists the tokens which may follow; it does not say what is forced."""
+    """A state of a library that lists the allowed tokens, without forced strings."""
 
     allowed: Callable[[Any], Sequence[int]]
     next_place: Callable[[Any, int], Any]
-    """The place after a token, None where there is none."""
+    """Returns the state after a token, or None."""
     place: Any
     forced = ""
 
@@ -195,34 +197,34 @@ class _Listed:
 
 @runtime_checkable
 class Matching(Protocol):
-    """A logits processor of any library that says what it will allow."""
+    """A logits processor of any library that exposes its grammar state."""
 
     def first_state(self) -> State | None:
-        """Its state at the beginning of a sequence; None if it was used."""
+        """Return the state at the beginning of a sequence; None if the processor has been used."""
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Holds one sequence to a grammar that llguidance has compiled; make a new one for every sequence.
+    """Constrains one sequence to a grammar compiled by llguidance; create one per sequence.
 
-    Its matcher only goes forward, whatever was drafted: where masks were computed before it went back, llguidance 1.9.1
-    may allow other tokens.
+    Its matcher is independent of drafts and only moves forward: after masks and a rollback, llguidance 1.9.1 may allow
+    other tokens.
     """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher = grammar.pristine.deep_copy()
         self._read: int | None = None
-        """Tokens of the sequence that it has seen; None before it is called."""
+        """Number of tokens read; None before the first call."""
         self._ended, self._follows = False, True
-        """Whether the sequence has ended, and whether the matcher has taken all of it."""
+        """Whether the sequence has ended, and whether the matcher has accepted all of it."""
 
     def first_state(self) -> State | None:
-        """Drafts have a matcher of their own, which goes forward and back."""
+        """Return the initial state, with a separate matcher for drafts; None if the processor has been used."""
         return state_of_grammar(self._grammar) if self._read is None else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if len(input_ids) > 1:
-            raise ValueError(f"a processor of constrain() serves one sequence, got {len(input_ids)}; make one for each")
+            raise ValueError(f"a processor of constrain() serves one sequence, got {len(input_ids)}; use one for each")
         new = [] if self._read is None else input_ids[0, self._read :].tolist()
         for token in new:
             self._ended |= token in self._grammar.stops
@@ -234,7 +236,7 @@ class GrammarProcessor(LogitsProcessor):
         return scores.masked_fill(~allowed, -torch.inf)
 
     def _mask(self) -> np.ndarray:
-        """Return the mask of the next token; where none may follow, of those that end the sequence."""
+        """Return the mask of the next token; the end tokens, if no other token may follow."""
         mask = np.zeros(self._grammar.words, np.int32)
         if self._follows:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -244,7 +246,7 @@ class GrammarProcessor(LogitsProcessor):
         return mask_of(self._grammar.stops, self._grammar.words)
 
     def dead_end(self) -> None:
-        """Called where no token may follow, or the grammar is too complex to tell; then the sequence ends."""
+        """Handle a state where no token may follow, or the grammar is too complex to tell. The sequence ends."""
 
 
 def state_of_grammar(grammar: Grammar) -> State:
@@ -268,7 +270,7 @@ def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
 
 
 def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
-    cache: dict[int, Sequence[int]] = {}  # the same few places come again and again
+    cache: dict[int, Sequence[int]] = {}  # a few states recur
 
     def allowed(place: int) -> Sequence[int]:
         if place not in cache:
@@ -288,11 +290,11 @@ def _of_enforcer(enforcer: Any, sequence: Sequence[int]) -> tuple[Matcher, int]:
 
 
 class _Library(NamedTuple):
-    """How processors of a library are read."""
+    """Access to the processors of a library."""
 
     unused: Callable[[Any], bool]
     matcher: Callable[[Any], tuple[Matcher, int]]
-    """Its matcher at the beginning, and how many tokens it knows."""
+    """Returns the initial matcher and the vocabulary size of its masks."""
 
 
 _LIBRARIES = {
@@ -309,7 +311,7 @@ _LIBRARIES = {
         lambda processor: processor.is_first_token, lambda processor: _of_outlines_core(processor.index)
     ),
 }
-"""By name, so that no library is imported for it; a subclass may do something else."""
+"""By class name, so that no library is imported; subclasses are excluded, since they may behave differently."""
 _ENFORCER = "lmformatenforcer.integrations.transformers.TransformersPrefixAllowedTokensFn"
 
 
@@ -318,7 +320,7 @@ def _name(instance: object) -> str:
 
 
 def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
-    """The same for one sequence of a batch alone, if it is of a known library and unused; None if not."""
+    """Return an equal processor for one sequence of a batch; None for a used processor or an unknown library."""
     library = _LIBRARIES.get(_name(processor))
     if library is None:
         return None
@@ -332,11 +334,11 @@ def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None
 
 
 def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed: bool = True) -> State | None:
-    """What the first recognised one of `processors` allows after a prompt; None if there is none that is unused, or it
-    cannot be followed.
+    """Return the state of the first recognized and unused processor after a prompt; None if there is none, or if its
+    library fails.
 
-    `padded` (1, columns) int64 is what the processors are shown of the prompt. `timed`: whether a clock may decide that
-    a grammar is too slow to be followed.
+    `padded` (1, columns) int64 is the prompt as the processors see it. `timed`: whether drafts stop following a grammar
+    that is measured to be slow.
     """
     for processor in processors:
         with lost_drafts():
@@ -347,16 +349,16 @@ def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed:
 
 
 def prefix_parts(processor: PrefixConstrainedLogitsProcessor) -> tuple[Any, int]:
-    """Return what a processor was given: the function that it calls, and how many sequences a prompt has."""
+    """Return the arguments of a processor: the function that it calls, and the number of sequences per prompt."""
     parts = vars(processor).values()
     return next(filter(callable, parts)), next(part for part in parts if isinstance(part, int))
 
 
 def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> State | None:
-    """Return what a recognised processor allows at the beginning."""
+    """Return the initial state of a processor; None if the processor is used or not recognized."""
     if isinstance(processor, Matching):
         state = processor.first_state()
-        return state if isinstance(state, State) else None  # a method of this name may mean something else
+        return state if isinstance(state, State) else None  # another class may use this method name differently
     library, beginning = _LIBRARIES.get(_name(processor)), None
     if library is not None and library.unused(processor):
         beginning = library.matcher(processor)

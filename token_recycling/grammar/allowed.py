@@ -1,5 +1,5 @@
-"""The target's most probable tokens that a grammar allows. Cost: that of `top_candidates`, and microseconds per row
-where few or nearly all tokens are allowed; elsewhere a pass over the vocabulary.
+"""The target's most probable tokens among those that a grammar allows. Cost: `top_candidates`, plus microseconds per
+row if few or nearly all tokens are allowed, else one pass over the vocabulary per row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from ..trees.draft import Step
 from .state import State
 
 _ENOUGH = 0.5
-"""Total probability of the allowed ones among the top candidates from which on the rest is not searched."""
+"""If the allowed tokens among the top candidates have this total probability, the rest of the vocabulary is not
+searched.
+"""
 
 
 def top_allowed(step: Step, states: Mapping[int, State], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k most probable allowed tokens after nodes with known `states` (n), and their probabilities among the
-    allowed ones, or among all where nearly all are: (n, k) int32, float32. Where fewer are allowed, zeros follow.
+    """Return the k most probable allowed tokens after the nodes in `states` (n), and their probabilities: (n, k) int32
+    and float32. Probabilities are relative to the allowed tokens, or to all if nearly all are allowed. Rows with fewer
+    allowed tokens are filled with zeros.
     """
     ids, probabilities = np.zeros((len(states), k), np.int32), np.zeros((len(states), k), np.float32)
     nodes = np.array([*states])

@@ -1,8 +1,8 @@
 """Compiles JSON schemas, regular expressions and grammars with llguidance (the extra `grammar`).
 
-llguidance parses with Earley's algorithm over derivatives of regular expressions, token by token, and computes the mask
-of the next token from a trie of the vocabulary: a schema compiles in a millisecond, a mask takes some ten microseconds
-(https://github.com/guidance-ai/llguidance). It bounds its own work (`LIMITS`), and releases the interpreter's lock.
+llguidance combines an Earley parser with a lexer of regular-expression derivatives, and computes the mask of the next
+token from a trie of the vocabulary (https://github.com/guidance-ai/llguidance). A schema compiles in a millisecond; a
+mask takes about ten microseconds. llguidance bounds its own work (`LIMITS`), and releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""Work and memory that llguidance may spend: to compile (0.1 s as a rule, 2 s at most), on a mask (some 15 ms), and on
-states of its lexer (one to two kB each).
+"""Limits of llguidance's work and memory: compilation (usually 0.1 s, at most 2 s), a mask (about 15 ms), and lexer
+states (one to two kB each).
 """
 MAX_AMBIGUITY = 500
-"""Items in a row of the parser for grammars that users write: time grows with the third power of it."""
+"""Maximum items in a parser row for user-supplied grammars: time grows with the cube of the number."""
 MAX_CHARACTERS = 1_000_000
-"""Longest regular expression or grammar; schemas are limited by `json_schema.walk.MAX_NODES`."""
+"""Maximum characters of a regular expression or grammar; schemas are limited by `json_schema.walk.MAX_NODES`."""
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written: where any whitespace may follow, a model may emit spaces for ever."""
+"""The format of JSON. Flexible whitespace would let a model emit spaces without end."""
 OPTIONS = {"json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
-"""With the escape `\\u`, a name could be written so that it is not recognised as the one that it is."""
+"""Without the escape `\\u`, which could spell a property name so that llguidance does not recognize it."""
 _MAX_TRIALS = 64
-"""Schemas within one that are compiled alone to find the one at fault."""
+"""Maximum number of subschemas that are compiled separately to find the faulty one."""
 _UNSATISFIABLE = "Unsatisfiable schema"
 _BOUNDED = "too"
-"""In the errors of llguidance for what goes beyond its limits."""
+"""A word in llguidance's errors about exceeded limits."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar. Any number of sequences may follow it."""
+    """A compiled grammar, for any number of sequences."""
 
     pristine: LLMatcher
     """The matcher of an empty output; copied for each sequence."""
     words: int
-    """32-bit words of a mask, one bit for each token of the vocabulary."""
+    """Number of 32-bit words of a mask, one bit per token of the vocabulary."""
     stops: tuple[int, ...]
     """The tokens that end a sequence."""
     unenforced: list[Unenforced] = field(default_factory=list)
-    """Keywords of its schema that outputs are not held to."""
+    """Keywords of its schema that are not enforced."""
 
     def admits(self, tokenizer: LLTokenizer, text: str) -> bool:
-        """Whether a text is an output."""
+        """Return whether a text is a complete output."""
         tokens, matcher = tokenizer.greedy_tokenize(text), self.pristine.deep_copy()
-        if tokenizer.decode_bytes(tokens) != text.encode():  # the vocabulary cannot write all of it
+        if tokenizer.decode_bytes(tokens) != text.encode():  # the vocabulary cannot express the whole text
             return False
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) -> Grammar:
-    """Compile a form: a `json_schema` (an object, a boolean, or its JSON), a `regex`, or a `grammar` in the syntax of
-    Lark, GBNF or EBNF.
+    """Compile a form: a `json_schema` (an object, a boolean, or JSON text), a `regex`, or a `grammar` in Lark, GBNF or
+    EBNF syntax.
 
-    Raise ValueError for a form that cannot be compiled or has no output, and where it is `strict` for keywords of a
-    schema that would not be enforced; else they are listed.
+    Raise ValueError for a form that cannot be compiled or has no output. Schema keywords that cannot be enforced raise
+    ValueError if `strict`, and are listed in the result otherwise.
     """
     from llguidance import LLMatcher
 
@@ -94,7 +94,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) 
 
 
 def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list[Unenforced]) -> Grammar:
-    """Compile a grammar of llguidance, which enforces a form of that `kind` but for some keywords; raise ValueError."""
+    """Compile a llguidance grammar of a form of this `kind`, without its `unenforced` keywords; raise ValueError."""
     limits = {"max_items_in_row": MAX_AMBIGUITY} if kind == "grammar" else {}
     matcher = _matcher(tokenizer, text, **limits)
     grammar = Grammar(matcher, words_of(tokenizer.vocab_size), tuple(tokenizer.eos_tokens), unenforced)
@@ -103,24 +103,25 @@ def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list
     if first.is_error() and "NoExtension" not in first.get_error():
         raise ValueError(f"cannot compile the {kind}: {_reason(first)}")
     if not has_output:
-        raise ValueError(f"the {kind} admits no output but the empty one; check its references")
+        raise ValueError(f"the {kind} admits no output except the empty one; check its references")
     return grammar
 
 
 def supported(
     tokenizer: LLTokenizer, schema: Any, strict: bool, closed: bool | None = None
 ) -> tuple[Schema, list[Unenforced]]:
-    """Return a schema with only keywords that llguidance enforces, and the others.
+    """Return the schema with only keywords that llguidance enforces, and the list of other keywords.
 
-    `closed`: whether objects with `properties` have no others unless the schema says so; default where it is strict.
-    Raise ValueError for a schema that cannot be compiled or admits no value, and where it is `strict` for the others.
+    `closed`: whether objects with `properties` exclude additional properties unless the schema allows them; default:
+    `strict`. Raise ValueError for a schema that cannot be compiled or admits no value and, if `strict`, for unenforced
+    keywords.
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"a schema must be an object or a boolean, got {type(schema).__name__}")
     try:
         enforced = enforceable(schema, strict if closed is None else closed)
     except RecursionError:
-        raise ValueError("the schema is nested in too many levels") from None
+        raise ValueError("the schema is nested too deeply") from None
     if enforced.schema is False:
         place = Part("#", {}, schema).pointer("not") if isinstance(schema, dict) else "#"
         raise ValueError(f"{place}: admits no value; correct the schema")
@@ -137,7 +138,7 @@ def supported(
 
 
 def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) -> None:
-    """Drop patterns that match no names but listed ones: after those, llguidance 1.9.1 admits a comma and no more."""
+    """Drop patterns that match only listed names: after those, llguidance 1.9.1 admits a comma and then nothing."""
     for part in enforced.parts:
         node = part.schema
         if "patternProperties" not in node or node.get("additionalProperties") is not False:
@@ -150,27 +151,27 @@ def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) ->
         matcher = _matcher(tokenizer, schema_grammar({"type": "object", **schema}))
         if text and not matcher.is_error() and not _goes_on(tokenizer, matcher, f"{{{text}"):
             del node["patternProperties"]
-            why = "matches no names but those of properties and required"
+            why = "matches no names except those in properties and required"
             enforced.unenforced.append(Unenforced(part.pointer("patternProperties"), why))
 
 
 def _goes_on(tokenizer: LLTokenizer, matcher: LLMatcher, text: str) -> bool:
-    """Whether a token may follow a text that does not end the sequence."""
+    """Return whether a token other than an end token may follow a text."""
     matcher.consume_tokens(tokenizer.greedy_tokenize(text))
     return not matcher.is_error() and _allows_more(matcher, tokenizer.eos_tokens)
 
 
 _OUTER = ("allOf", "required", "additionalProperties", "items", "prefixItems", "properties", "type")
-"""Keywords that are kept as long as others can be blamed, the last of them longest."""
+"""Keywords that are dropped only if no other keyword is at fault, in this order."""
 _SUSPECTS = {"pattern", "patternProperties", "multipleOf", "minProperties", "maxProperties"}
-"""Keywords that are blamed first."""
+"""Keywords of subschemas that are suspected first."""
 _COMPOSED = {"$ref", "allOf", "anyOf", "$defs"}
-"""Keywords of schemas whose parts are blamed before."""
+"""Schemas with only these keywords are suspected after their parts."""
 
 
 def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenforced:
-    """Drop the keyword for which a schema does not compile, and say why; raise ValueError where none alone is at fault,
-    and for a schema that admits no value.
+    """Drop the keyword that prevents compilation of a schema, and return it with the reason. Raise ValueError if no
+    single keyword is at fault, or if the schema admits no value.
     """
 
     def error(schema: dict[str, Any]) -> str | None:
@@ -200,8 +201,8 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenfo
 
 
 def _largest(enforced: Enforceable) -> str:
-    """Return the place of the keyword that makes the most of a schema: of the innermost part, among the outer ones,
-    that has half of it.
+    """Return the place of the largest keyword of a schema: in the innermost of the outer parts with at least half of
+    its size.
     """
     parts = enforced.parts[-_MAX_TRIALS:]
     sizes = [{name: len(repr(value)) for name, value in part.schema.items() if name != "$defs"} for part in parts]
@@ -213,15 +214,15 @@ def _largest(enforced: Enforceable) -> str:
 
 
 def schema_grammar(schema: Schema, **style: Any) -> str:
-    """Return llguidance's grammar of a schema as `supported` gives it; `style` as in `STYLE`."""
+    """Return llguidance's grammar of a schema that `supported` has returned; `style` as in `STYLE`."""
     from llguidance import LLMatcher
 
     text = json.dumps({} if schema is True else schema)
     options: Any = {**OPTIONS, **(style or STYLE)}
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options)
-    except ValueError as error:  # of the parser of JSON
-        raise ValueError(f"the schema cannot be read: {error}; nest fewer schemas") from None
+    except ValueError as error:  # llguidance's JSON parser
+        raise ValueError(f"the schema cannot be parsed: {error}; reduce its nesting") from None
 
 
 def _matcher(tokenizer: LLTokenizer, text: str, **limits: Any) -> LLMatcher:
@@ -235,7 +236,7 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _allows_more(matcher: LLMatcher, stops: Sequence[int]) -> bool:
-    """Whether a token may follow that does not end the sequence."""
+    """Return whether a token other than the end tokens `stops` may follow."""
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
     for token in stops:
         allowed &= ~(1 << token)

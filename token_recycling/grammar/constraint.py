@@ -1,8 +1,8 @@
-"""The grammar that a sequence is held to: where in it the sequence is, and drafts that keep to it.
+"""The grammar of one sequence: its current state, and drafts that follow the grammar.
 
-Masks never change which token is taken: that is for the processors of the call, as in `generate`. They say which
-drafted nodes are lost already. A drafter may grow its tree within them (`DrafterTraits.within_grammars`); from the
-drafts of the others the forbidden nodes are dropped here, and forced chains stand in their place.
+Masks never affect the emitted tokens, which the logits processors of the call constrain, as in `generate`. They only
+identify drafted nodes that would be rejected. A drafter may grow its tree within the grammar
+(`DrafterTraits.within_grammars`). In the drafts of other drafters, forbidden nodes are replaced by forced chains here.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from .state import State
 from .statistics import Candidates, GrammarStatistics
 
 _CHAIN = 8
-"""Nodes that a draft may have in any case: a forced chain takes hardly any guess."""
+"""Nodes that a draft may always have, even if the drafter drafted fewer: forced chains are rarely rejected."""
 _FIRST, _NEXT = 0.6, 0.4
-"""Probability of a node without one, and that of each further sibling relative to the one before."""
+"""Assumed probability of a node if the draft has none, and the ratio for each further sibling."""
 
 
 class Constraint:
-    """The grammar of one sequence, and what the target took of what it allowed."""
+    """The grammar of one sequence, and statistics of the target's choices among allowed tokens."""
 
     def __init__(self, state: State, length: int, statistics: GrammarStatistics | None = None) -> None:
-        """`state` follows the prompt, which has `length` tokens; `statistics`: those that other sequences share."""
+        """`state`: after the prompt, which has `length` tokens; `statistics`: shared with other sequences."""
         self._state: State | None = state
-        """After the tokens read so far, those up to the root of the last draft."""
+        """The state after the tokens read so far, which end with the root of the last draft."""
         self._read = length
         self._statistics = GrammarStatistics() if statistics is None else statistics
 
     def at(self, sequence: np.ndarray) -> State | None:
-        """Return the state after a sequence (length,) that continues the last one; None where it is unknown."""
+        """Return the state after a sequence (length,) that continues the last one; None if unknown."""
         for token in sequence[self._read :].tolist():
             self._state = None if self._state is None else self._state.after(token)
         self._read = max(self._read, len(sequence))
         return self._state
 
     def fitted(self, draft: Draft, max_depth: int) -> Draft:
-        """Return a draft after the sequence that was read, without forbidden nodes and with forced chains; `max_depth`:
-        most layers below the root.
+        """Return a draft at the current state, without forbidden nodes and with forced chains; `max_depth`: maximum
+        layers below the root.
 
-        Sampled drafts stay as they are, and so do nodes that the drafter needs; all do where the state is unknown.
+        Sampled drafts and nodes that the drafter needs are not changed, nor is any draft if the state is unknown.
         """
         state = self._state
         if state is None or draft.sampled_from:
@@ -59,7 +59,7 @@ class Constraint:
             needed = {above for node in draft.needed for above in draft.lineages[node]}
             return draft.part([node for node, allowed in enumerate(states) if allowed is not None or node in needed])
         shown = [0]
-        """For each node its index in the draft, -1 for none."""
+        """The index of each node in the original draft, -1 for a forced node."""
 
         def below(node: int, state: State) -> Candidates:
             children = () if node < 0 else children_of[node]
@@ -85,8 +85,8 @@ class Constraint:
         return Draft.of(grown, parents, probabilities)
 
     def learn(self, step: Step) -> Step:
-        """Learn which of the allowed tokens the target chose after the sequence that was read. Return the step with the
-        states of its nodes, which drafters learn from; as it is where they are unknown.
+        """Count the target's choices in a step at the current state. Return the step with the states of its nodes, from
+        which drafters learn; unchanged if the state is unknown.
         """
         if self._state is None:
             return step
@@ -102,10 +102,10 @@ def constraint_of(
     timed: bool = True,
     statistics: GrammarStatistics | None = None,
 ) -> Constraint | None:
-    """Return the grammar that `processors` hold a sequence to, or None without one.
+    """Return the grammar that `processors` enforce on a sequence, or None.
 
-    `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether a
-    clock may decide that drafts no longer follow a slow grammar. `statistics`: those that other sequences share.
+    `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether drafts stop
+    following a grammar that is measured to be slow. `statistics`: shared with other sequences.
     """
     state = state_of(processors, padded, timed)
     return None if state is None else Constraint(state, length, statistics)

@@ -1,8 +1,8 @@
-"""GBNF of llama.cpp and EBNF of xgrammar (`root ::= ...`) as Lark grammars of llguidance.
+"""Converts llama.cpp's GBNF and xgrammar's EBNF (`root ::= ...`) to llguidance's Lark grammars.
 
-llguidance reads terminals greedily, as Lark does: of `"a" "b" "c" | "ab"` it would take `ab` and never find `abc`. In
-GBNF every alternative counts. So a grammar without recursion becomes one terminal, a regular expression, and one with
-recursion rules over single characters.
+llguidance matches terminals greedily, like Lark: for `"a" "b" "c" | "ab"` it would match `ab` and never `abc`. In GBNF,
+every alternative counts. So a grammar without recursion becomes one terminal (a regular expression), and a recursive
+grammar becomes rules over single characters.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(?:x(..)|u(....)|U(........)|(.))", re.DOTALL)
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _MAX_DEPTH = 100
-"""Most levels of groups and of rules within rules."""
+"""Maximum nesting depth of groups."""
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*(?:\[[^\]]*\]\s*)?:(?!:))")
 
 
 def lark(grammar: str, prefix: str = "") -> str:
-    """Return a grammar in Lark's syntax, with `start`, or in GBNF's, with `root`, as Lark; the names of the latter's
-    rules begin with `prefix`, in any case. Raise ValueError.
+    """Return a Lark grammar (with `start`) or GBNF grammar (with `root`) as Lark. Names of converted rules begin with
+    `prefix`, in lower or upper case. Raise ValueError.
     """
     if _LARK.search(grammar):
         if prefix:
-            raise ValueError("a grammar in Lark's syntax cannot be combined with tools; write it as GBNF, with `root`")
+            raise ValueError("a Lark grammar cannot be combined with tools; write it as GBNF, with `root`")
         return "%llguidance {}\n" + grammar
     rules = _Parser(grammar).rules()
     if "root" not in rules:
@@ -51,7 +51,7 @@ def lark(grammar: str, prefix: str = "") -> str:
 
 @dataclass
 class _Expression:
-    """Alternatives of sequences of items, each with its suffix for repetition."""
+    """Alternatives, each a sequence of items with their repetition suffixes."""
 
     alternatives: list[list[tuple[_Item, str]]] = field(default_factory=lambda: [[]])
 
@@ -74,7 +74,7 @@ class _Expression:
 
 @dataclass
 class _Item:
-    """A string, a class of characters as a regular expression, the name of a rule, or a group."""
+    """A string, a character class as a regular expression, the name of a rule, or a group."""
 
     kind: str
     content: str | _Expression
@@ -92,7 +92,7 @@ class _Item:
 
 
 class _Parser:
-    """Reads rules token by token."""
+    """Parses rules token by token."""
 
     def __init__(self, grammar: str) -> None:
         self._tokens: list[tuple[str, str]] = []
@@ -100,7 +100,7 @@ class _Parser:
         while position < len(grammar):
             match = _TOKEN.match(grammar, position)
             if match is None:
-                raise ValueError(f"the grammar cannot be read at {grammar[position : position + 30]!r}")
+                raise ValueError(f"the grammar cannot be parsed at {grammar[position : position + 30]!r}")
             position, kind = match.end(), str(match.lastgroup)
             if kind != "space":
                 self._tokens.append((kind, match[0]))
@@ -127,7 +127,7 @@ class _Parser:
         return kinds == ["name", "define"]
 
     def _expression(self) -> _Expression:
-        """Read alternatives up to the next rule, or to the end of the group."""
+        """Return the alternatives up to the next rule, or up to the end of the group."""
         expression = _Expression()
         while self._next < len(self._tokens) and not self._at_rule():
             kind, text = self._tokens[self._next]
@@ -153,10 +153,10 @@ class _Parser:
             raise ValueError(f"{text!r} has nothing before it to repeat")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise ValueError(f"groups are nested in more than {_MAX_DEPTH} levels")
+            raise ValueError(f"groups are nested more than {_MAX_DEPTH} levels deep")
         group = self._expression()
         if self._next == len(self._tokens) or self._tokens[self._next][1] != ")":
-            raise ValueError("a group has no end")
+            raise ValueError("a group is not closed")
         self._next += 1
         self._depth -= 1
         return _Item("group", group)
@@ -172,7 +172,7 @@ class _Parser:
 
 
 def _recursive(rules: dict[str, _Expression]) -> bool:
-    """Whether a rule refers to itself, directly or by others."""
+    """Return whether a rule refers to itself, directly or indirectly."""
     done, open_ = set[str](), list[str]()
     left = [(name, False) for name in rules]
     while left:
@@ -198,17 +198,17 @@ def _unescaped(text: str) -> str:
         try:
             return chr(int(digits, 16))
         except (ValueError, OverflowError):
-            raise ValueError(f"{match[0]!r} is no character") from None
+            raise ValueError(f"{match[0]!r} is not a character") from None
 
     return _ESCAPE.sub(character, text)
 
 
 def _class(text: str) -> str:
-    """Return a class of characters as a regular expression, with the numbers of its characters."""
+    """Return a character class as a regular expression with code points."""
     negated = text.startswith("[^")
     pieces = re.findall(r"\\x..|\\u....|\\U........|\\.|.", text[1 + negated : -1], re.DOTALL)
     if not pieces:
-        raise ValueError(f"the class {text} has no character")
+        raise ValueError(f"the character class {text} is empty")
     members = [
         "-" if piece == "-" and 0 < number < len(pieces) - 1 else rf"\u{{{ord(_unescaped(piece)):x}}}"
         for number, piece in enumerate(pieces)

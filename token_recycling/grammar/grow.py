@@ -1,9 +1,9 @@
-"""Drafts within a grammar: trees grown best first from allowed candidates and forced tokens.
+"""Drafts within a grammar: trees grown best-first from allowed candidates and forced tokens.
 
-Where few tokens are allowed, all of them are candidates. Where many are allowed, tokens that the target often chose
-there (`statistics`) are added to the drafter's own candidates, with the chain that the grammar forces after them.
+If few tokens are allowed, all of them are candidates. If many are allowed, tokens that the target often chose in that
+state (`statistics`) are added to the drafter's own candidates. Forced chains follow the candidates.
 
-Cost: ten microseconds per forced node, some thirty per other node.
+Cost: about 10 microseconds per forced node, and 30 per other node.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .state import State
 from .statistics import Candidates, GrammarStatistics
 
 _LEAST = 0.02
-"""The lowest probability of a candidate."""
+"""Minimum probability of a candidate."""
 _SURE = 0.8
-"""Nothing is added where a token already has this probability."""
+"""The drafter proposes no candidates if an allowed token already has this probability."""
 
 Propose = Callable[[int, int, float, State | None], Candidates]
-"""Propose candidates after a new node, given its parent, token and probability, and its state where candidates are
-used; elsewhere the result is ignored. Called for each node but the root, in order of growth.
+"""Returns candidates after a new node, given its parent, token, probability and state. The state is None if the
+candidates will be ignored. Called for each node except the root, in order of growth.
 """
 
 
 def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> list[State | None]:
-    """Return the state at each node of a tree (n,); None where the grammar forbids it or the output has ended."""
+    """Return the state at each of n nodes; None at a forbidden node and after the end of the output."""
     states: list[State | None] = [root]
     for parent, token in zip(parents[1:], tokens[1:], strict=True):
         above = states[parent]
@@ -52,10 +52,10 @@ def grow(
     costs: np.ndarray,
     ratio: float = 1.0,
 ) -> Nodes:
-    """Grow a tree of up to `most` nodes below the root, whose token is given and whose candidates are `first`.
+    """Grow a tree of up to `most` nodes below a root with the token `token` and the candidates `first`.
 
-    Nodes are no deeper than `max_depth`. As many are kept as pay by `costs` (m,), times of steps over 1, 2, ... nodes,
-    and by the forecast `ratio`; without costs all.
+    No node is deeper than `max_depth`. The tree is cut at the size that maximizes expected tokens per second, given
+    `costs` (m,), the times of steps over 1, 2, ... nodes, and the forecast `ratio`. Without costs, all nodes are kept.
     """
     times = costs.tolist()
     parents, tokens, confidence = [-1], [token], [1.0]

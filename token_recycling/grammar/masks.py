@@ -1,5 +1,5 @@
-"""Masks of allowed tokens: (words,) int32, one bit per token, lowest first, set if the token is allowed. The grammar
-libraries and the compiled code read them in this form.
+"""Masks of allowed tokens: (words,) int32, one bit per token, lowest first, set if the token is allowed. Grammar
+libraries and the compiled kernels use this format.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import numpy as np
 
 
 def words_of(vocab_size: int) -> int:
-    """Return the length of a mask for so many tokens."""
+    """Return the number of 32-bit words of a mask of `vocab_size` tokens."""
     return (vocab_size + 31) // 32
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
-    """Return the mask (words,) of tokens (32 * words,) bool."""
+    """Return the mask (words,) of a (32 * words,) bool array."""
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
 def unpacked(mask: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return which of the first `vocab_size` tokens a mask allows, (vocab_size,) bool; those beyond it are not."""
+    """Return whether a mask allows each of the first `vocab_size` tokens, (vocab_size,) bool; False beyond the mask."""
     bits = np.unpackbits(mask.view(np.uint8), count=min(vocab_size, 32 * len(mask)), bitorder="little")
     allowed = np.zeros(vocab_size, bool)
     allowed[: len(bits)] = bits
@@ -28,7 +28,7 @@ def unpacked(mask: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def mask_of(tokens: Sequence[int], words: int) -> np.ndarray:
-    """Return the mask (words,) that allows these tokens; those beyond it are left out."""
+    """Return the mask (words,) that allows these tokens, except ids beyond the mask."""
     ids, allowed = np.array(tokens, np.int64), np.zeros(32 * words, bool)
     allowed[ids[ids < len(allowed)]] = True
     return packed(allowed)

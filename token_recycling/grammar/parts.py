@@ -1,8 +1,9 @@
-"""Grammars of outputs in parts: reasoning, then text, tool calls or a form; calls with the delimiters of their family.
+"""Grammars of outputs in parts: reasoning, then text, tool calls or a form; calls have the delimiters of the model
+family.
 
-Each family writes its calls as its chat template shows them. Reasoning before them is free, and so is text, unless a
-call is required. A delimiter that is a special token of the tokenizer is matched as that token; no text and no string
-of JSON has one.
+Calls have the format of the family's chat template. Reasoning before them is unconstrained, and so is text, unless a
+call is required. A delimiter that is a special token is matched as that token; text and JSON strings cannot contain
+one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]", "item_separator": ",", "key_separator": ":"}
-"""JSON with at most one space or line end between its parts: where any number may follow, a model may repeat them."""
+"""JSON with at most one whitespace character between its parts: a model might repeat whitespace without end."""
 _THINK = "<think>", "</think>"
 
 
 class Family(NamedTuple):
-    """How a family writes calls; `{name}` is the name of a function."""
+    """The call format of a model family; `{name}` is the name of a function."""
 
     begin: str
     end: str
     separator: str = ""
-    """Between two calls."""
+    """Text between two calls."""
     section: tuple[str, str] = ("", "")
-    """Around all calls."""
+    """Delimiters around all calls."""
     parameter: tuple[str, str] | None = None
-    """Around each argument, if arguments are no JSON object; strings stand without quotes."""
+    """Delimiters around each argument, if arguments are not a JSON object; strings then have no quotes."""
 
     @property
     def trigger(self) -> str:
-        """What begins the first call."""
+        """The text that begins the first call."""
         return self.section[0] or self.begin.partition("{name}")[0].partition("\n")[0]
 
 
@@ -58,7 +59,7 @@ FAMILIES: dict[str, Family | None] = {
         "<|tool_call_end|>",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
-    "deepseek_v3_1": Family(  # with a full-width line and a lower block, as its tokenizer has them
+    "deepseek_v3_1": Family(  # with a full-width bar and a lower block, as in its tokenizer
         "<\uff5ctool\u2581call\u2581begin\uff5c>{name}<\uff5ctool\u2581sep\uff5c>",
         "<\uff5ctool\u2581call\u2581end\uff5c>",
         section=("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
@@ -71,17 +72,17 @@ FAMILIES: dict[str, Family | None] = {
     ),
     "harmony": None,
 }
-"""By name; the messages of Harmony have a structure of their own (`_Writer.harmony`)."""
+"""By name. Harmony's messages have a different structure (`_Writer._harmony`)."""
 
 
 _OF_WHOLE_ARGUMENTS = (
     "allOf", "anyOf", "$ref", "enum", "const", "patternProperties", "minProperties", "maxProperties"
 )  # fmt: skip
-"""Keywords that are not about one argument."""
+"""Keywords that do not concern a single argument."""
 
 
 class FunctionError(ValueError):
-    """The parameters of a function cannot be held to; the message has its name and the place of the keyword."""
+    """The parameters of a function cannot be enforced; the message has its name and the place of the keyword."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,11 @@ class Function:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of its arguments; raises ValueError where they are no object."""
+        """The schema of its arguments; raises ValueError if arguments are not an object."""
         schema = self.parameters or {"properties": {}, "additionalProperties": False}
         kinds = schema.get("type")
         if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
-            raise ValueError(f"#/type: arguments are an object, got {kinds!r}")
+            raise ValueError(f"#/type: arguments must be an object, got {kinds!r}")
         return (
             {**schema, "type": "object"} if kinds is None or (isinstance(kinds, list) and "object" in kinds) else schema
         )
@@ -107,32 +108,32 @@ class Function:
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The parts that an output may have: reasoning, then free text or a form, and calls."""
+    """The allowed parts of an output: reasoning, then free text or a form, and calls."""
 
     family: str
     functions: Sequence[Function]
-    """May be none where there is a form."""
+    """May be empty if there is a form."""
     mode: str = "auto"
-    """`auto`, `none`, `required` or `named`: free text with or without calls, calls alone, or one call."""
+    """`auto` (text with or without calls), `none` (no calls), `required` (only calls) or `named` (one call)."""
     parallel: bool = True
-    """Whether there may be several calls."""
+    """Whether several calls are allowed."""
     thinking: Literal["none", "possible", "begun"] = "none"
-    """Whether the output may begin with reasoning, or the prompt has begun it."""
+    """Whether the output may begin with reasoning, or the prompt has already begun the reasoning."""
     form: tuple[str, Any, bool] | None = None
-    """The form of an output without calls, as of `compile.compiled`, in place of free text."""
+    """The form of an output without calls, as arguments of `compile.compiled`; it replaces free text."""
 
 
 def compiled_parts(tokenizer: LLTokenizer, parts: OutputParts, special: Mapping[str, int]) -> Grammar:
     """Compile the grammar of an output in parts; `special`: the special tokens of the tokenizer.
 
-    Raise FunctionError for parameters that cannot be held to.
+    Raise FunctionError for parameters that cannot be enforced.
     """
     writer = _Writer(tokenizer, parts, special)
     return compiled_text(tokenizer, "tools", writer.lark(), writer.unenforced)
 
 
 class _Writer:
-    """Writes the grammar in Lark's syntax, rule by rule."""
+    """Writes the grammar in Lark syntax, rule by rule."""
 
     def __init__(self, tokenizer: LLTokenizer, parts: OutputParts, special: Mapping[str, int]) -> None:
         self._tokenizer, self._parts, self._special = tokenizer, parts, special
@@ -144,7 +145,7 @@ class _Writer:
         self._delimiters = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
 
     def lark(self) -> str:
-        """The whole grammar."""
+        """Return the whole grammar."""
         family = FAMILIES[self._parts.family]
         body = self._harmony() if family is None else self._body(family)
         self._rules.insert(0, f"start: {body}")
@@ -167,7 +168,7 @@ class _Writer:
         return self._among_text(family, alone, several)
 
     def _among_text(self, family: Family, alone: str, several: bool) -> str:
-        """Free text, in which each trigger begins calls."""
+        """Return the body of free text in which each trigger begins calls."""
         trigger = family.trigger
         if trigger in self._special:
             text = f"{self._free_text()}?"
@@ -182,7 +183,7 @@ class _Writer:
         return f"{self._thought()} ({head} {calls} | {self._free_text(without=trigger)}?)"
 
     def _free_text(self, without: str = "") -> str:
-        """A terminal of text; reasoning is none of it."""
+        """Return a terminal of free text without reasoning and without the text `without`."""
         excluded = [without] if without else []
         if self._parts.thinking != "none" and _THINK[0] not in self._special:
             excluded.append(_THINK[0])
@@ -191,7 +192,7 @@ class _Writer:
         )
 
     def _thought(self) -> str:
-        """Reasoning, as far as the output may begin with it."""
+        """Return the body of the reasoning at the start of the output; empty if there is none."""
         begin, end = (self._text(mark) for mark in _THINK)
         special = _THINK[1] in self._special
         thought = f"/(?s:.*)/? {end}" if special else self._rule(r"/(?s:.*)<\/think>/", "[lazy]")
@@ -204,7 +205,7 @@ class _Writer:
                 return rf"({begin} {thought} /\n{{1,2}}/?)?"
 
     def _harmony(self) -> str:
-        """Messages of the channels of Harmony; a call ends the output."""
+        """Return the body of Harmony's messages, by channel; a call ends the output."""
         parts = self._parts
         begin, end = self._text("<|message|>"), self._text("<|end|>")
         channel, constrain = self._text("<|channel|>"), self._text("<|constrain|>")
@@ -234,7 +235,7 @@ class _Writer:
     # Calls
 
     def _call(self, family: Family, function: Function, skipped: int = 0) -> str:
-        """One call, without as many characters at its beginning."""
+        """Return the body of one call, without its first `skipped` characters."""
         begin, end = family.begin, family.end
         before, _, number = begin.partition("{number}")
         before = before.format(name=function.name)[skipped:]
@@ -258,7 +259,7 @@ class _Writer:
     # Arguments without JSON
 
     def _parameters(self, family: Family, function: Function) -> str:
-        """Each argument between its delimiters, in the order of the schema."""
+        """Return the body of all arguments between their delimiters, in the order of the schema."""
         assert family.parameter is not None
         schema = self._schema(function)
         own = schema if isinstance(schema, dict) else {}
@@ -279,7 +280,9 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str | None:
-        """A value and the delimiter `end`: a string as it is, anything else as JSON; None where no value is left."""
+        """Return the body of a value and the delimiter `end`: strings without quotes, other values as JSON. None if no
+        value is possible.
+        """
         if schema is True:
             return self._string(function, {}, end)
         assert isinstance(schema, dict)
@@ -315,25 +318,25 @@ class _Writer:
             grammar = compiled_text(
                 self._tokenizer, "json_schema", schema_grammar({**schema, "$defs": definitions}), []
             )
-        except ValueError:  # it admits none
+        except ValueError:  # the schema admits no value
             return []
         return [value for value in values if grammar.admits(self._tokenizer, json.dumps(value, ensure_ascii=False))]
 
     def _string(self, function: Function, schema: dict[str, Any], end: str) -> str:
-        """A string without quotes, which ends with the first `end`."""
+        """Return the body of an unquoted string, which ends at the first `end`."""
         for keyword in ("allOf", "format", "$ref"):
             if keyword in schema:
                 self._lost(function, keyword)
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         text = f"/(?s:.{{{least},{most}}})/"
         if least or "pattern" in schema:
-            text += r" & /(\S((?s:.*)\S)?)?/"  # blanks around a string are not read as a part of it
+            text += r" & /(\S((?s:.*)\S)?)?/"  # surrounding whitespace is not read as a part of the string
         if "pattern" in schema:
             text += f" & /{_slashed(patterns.searched(schema['pattern']))}/"
         return self._rule(f"{self._terminal(text)} {json.dumps(end)}", "[lazy]")
 
     def _lost(self, function: Function, keyword: str) -> None:
-        lost = Unenforced(f"#/{keyword}", "is not supported in the arguments of this model's calls, which are no JSON")
+        lost = Unenforced(f"#/{keyword}", "is not supported in the arguments of this model's calls, which are not JSON")
         if function.strict:
             raise FunctionError(f"{function.name}: {UnenforceableError([lost])}")
         named = lost._replace(place=f"{function.name}{lost.place}")
@@ -343,7 +346,7 @@ class _Writer:
     # Pieces
 
     def _form(self, kind: str, form: Any, strict: bool) -> str:
-        """The form of an output without calls."""
+        """Return the body of the form of an output without calls."""
         if kind == "json_schema":
             schema, unenforced = supported(self._tokenizer, form, strict)
             self.unenforced += unenforced
@@ -360,12 +363,12 @@ class _Writer:
         return self._rule("%json " + json.dumps({**body, "x-guidance": {**_STYLE, **OPTIONS}}))
 
     def _text(self, text: str) -> str:
-        """Text, with special tokens as such."""
+        """Return the body of a text, with special tokens as tokens."""
         parts, position = [], 0
         for match in self._delimiters.finditer(text):
             parts += [json.dumps(text[position : match.start()])] if match.start() > position else []
             token = self._special[match[0]]
-            if token not in self._tokenizer.eos_tokens:  # one of these ends the output in any case
+            if token not in self._tokenizer.eos_tokens:  # an end token ends the output anyway
                 parts.append(f"<[{token}]>")
             position = match.end()
         parts += [json.dumps(text[position:])] if position < len(text) else []
@@ -386,5 +389,5 @@ class _Writer:
 
 
 def _slashed(pattern: str) -> str:
-    r"""Return a regular expression as it stands between slashes."""
+    r"""Return a regular expression escaped for use between slashes."""
     return re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)

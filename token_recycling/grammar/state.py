@@ -1,9 +1,9 @@
-"""Allowed next tokens under a grammar: a JSON schema, a regular expression, a context-free grammar.
+"""Allowed next tokens under a grammar: a JSON schema, a regular expression or a context-free grammar.
 
-A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library (`adapters`
-knows which), so that the places of a tree may be visited in any order: a microsecond each, and some microseconds for
-the mask of allowed tokens. Each place is computed once. Where a library fails, the sequence is no longer followed:
-drafts know nothing of the grammar from there on, and the processor of the call still decides which tokens are taken.
+A `State` is an immutable position in a sequence, emitted or drafted. It wraps a library's matcher (see `adapters`), so
+that the nodes of a tree can be visited in any order. Cost: a microsecond per state, and a few microseconds for its mask
+of allowed tokens; each is computed once. If a library fails, drafts ignore the grammar from that state on; the
+processor of the call still constrains the output.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from .masks import unpacked
 logger = logging.getLogger("token_recycling")
 
 FEW = 32
-"""Most allowed tokens that are enumerated."""
+"""Maximum number of allowed tokens that are enumerated."""
 
 
 @contextmanager
 def lost_drafts() -> Iterator[None]:
-    """Log an error of a grammar library instead of raising it: drafts only save time. Errors of compiled libraries
-    need not be of the class `Exception`.
+    """Log an error of a grammar library instead of raising it, since drafts are optional. Errors of compiled libraries
+    may not derive from `Exception`.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        logger.warning("drafts no longer follow a grammar; the output stays within it: %s", str(error) or repr(error))
+        logger.warning("drafts no longer follow a grammar; the output still does: %s", str(error) or repr(error))
 
 
 class Matcher(Protocol):
     """A library's state within a grammar; immutable."""
 
     def fill(self, mask: np.ndarray) -> None:
-        """Set the bits of the allowed tokens in zeros (words,) int32, one bit per token, lowest first; none where no
-        token may follow.
+        """Set the bits of the allowed tokens in a zero mask (words,) int32, one bit per token, lowest first; no bit if
+        no token may follow.
         """
 
     def after(self, token: int) -> Matcher | None:
-        """Return the matcher after an allowed token; None where the output has ended."""
+        """Return the matcher after an allowed token; None if the output has ended."""
 
     @property
     def forced(self) -> str:
-        """Return the characters that must follow, as far as the library knows; their tokenization is open."""
+        """The characters that must follow, as far as the library can tell; their tokenization is undetermined."""
 
 
 class State:
-    """One place in a sequence: the allowed tokens, and the state that each leads to."""
+    """One position in a sequence: the allowed tokens, and the state after each."""
 
     def __init__(self, matcher: Matcher, words: int) -> None:
         """`words`: 32-bit words of a mask, one bit for each token of the vocabulary."""
         self._matcher, self._words = matcher, words
         self.lost = False
-        """Whether the library failed here: every token counts as allowed, and no state follows."""
+        """Whether the library failed here. If so, every token counts as allowed, and `after` returns None."""
         self._after: dict[int, State | None] = {}
 
     @cached_property
@@ -96,24 +96,24 @@ class State:
 
     @cached_property
     def key(self) -> int:
-        """Equal for places with the same allowed tokens."""
+        """A hash, equal for states with the same allowed tokens."""
         return hash(self.mask.tobytes() if self.few is None else self.few)
 
     @property
     def forced(self) -> str:
-        """The characters that must follow, as far as the library knows."""
+        """The characters that must follow, as far as the library can tell."""
         with lost_drafts():
             return "" if self.lost else self._matcher.forced
         return ""
 
     def allows(self, tokens: np.ndarray) -> np.ndarray:
-        """Return which of the tokens (n,) are allowed, (n,) bool; those beyond the mask are not."""
+        """Return whether each of the tokens (n,) is allowed, (n,) bool; False for ids beyond the mask."""
         inside = tokens < 32 * self._words
         tokens = np.where(inside, tokens, 0)
         return inside & (self.mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
 
     def after(self, token: int) -> State | None:
-        """Return the state after an allowed token; None where the output has ended or the token is forbidden."""
+        """Return the state after a token; None if the output has ended or the token is forbidden."""
         if token not in self._after:
             allowed, matcher = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1, None
             with lost_drafts():

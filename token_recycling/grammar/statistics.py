@@ -1,8 +1,8 @@
-"""What the target chose among the tokens that a grammar allows.
+"""Statistics of the target's choices among the tokens that a grammar allows.
 
-A forced string does not determine its tokenization (`"` or `":`): the longest token is preferred at first, later the
-one that the target chose among the same allowed tokens. Where many are allowed, those that the target often chose
-there, such as the end of a string, are candidates.
+A forced string does not determine its tokenization (`"` or `":`). Initially the longest token is preferred, later the
+token that the target chose among the same allowed tokens. If many tokens are allowed, frequent choices of the target,
+such as the end of a string, are candidates.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from .state import State
 
 _STATES, _TAKEN = 4096, 48
-"""Most sets of allowed tokens that are kept, and the choices in one after which older ones count half."""
+"""Maximum number of sets of allowed tokens, and the number of choices per set after which all counts are halved."""
 _DOUBT_OF_FEW, _DOUBT_OF_MANY = 1.0, 6.0
-"""Choices that a first guess counts for, where few tokens are allowed and where many are."""
+"""Weight of the prior in choices, if few tokens are allowed and if many are."""
 _LIKELY = 6
-"""Most candidates from the statistics of a large set."""
+"""Maximum candidates from the statistics of a large set."""
 _WHOLE, _PART = 1.0, 0.04
-"""Initial weight of an allowed token, and of one that is a prefix of another."""
+"""Initial weight of an allowed token, and of a token that is a prefix of another."""
 
 Candidates = list[tuple[int, float]]
 """Tokens with their probabilities."""
 
 
 class GrammarStatistics:
-    """Counts the target's choices by the set of allowed tokens. Used by several threads."""
+    """Counts the target's choices by the set of allowed tokens. Shared by several threads."""
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[int, float]] = {}
@@ -37,7 +37,7 @@ class GrammarStatistics:
         self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
-        """Count one token of the output."""
+        """Count one token that the target chose in a state."""
         with self._learning:
             choices = self._choices.pop(state.key, {})
             if sum(choices.values()) >= _TAKEN:
@@ -47,13 +47,13 @@ class GrammarStatistics:
                 del self._choices[next(iter(self._choices))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
-        """Count the tokens chosen at places with known states, where there was a choice."""
+        """Count the tokens chosen in known states with more than one allowed token."""
         for state, token in zip(states, tokens, strict=True):
             if state is not None and not state.single:
                 self.learn(state, token)
 
     def probabilities(self, state: State, proposed: Candidates) -> Candidates:
-        """Return candidates after a state with their probabilities, from the statistics and from `proposed`, all
+        """Return candidates in a state with their probabilities, from the statistics and from `proposed`, which are all
         allowed.
         """
         if state.few is not None and len(state.few) < 2:
@@ -83,10 +83,10 @@ class GrammarStatistics:
 
 
 def _weights(state: State) -> dict[int, float]:
-    """Return initial weights of a few allowed tokens; prefixes of other tokens weigh little.
+    """Return initial weights of a few allowed tokens; prefixes of other tokens have low weights.
 
-    What is forced after a prefix ends with what is forced after the longer token. Where nothing is forced after several
-    tokens, but something before, the lowest id was merged first, and the others extend it.
+    A prefix is recognized by its forced string, which ends with the forced string of the longer token. If a string is
+    forced here but none after several of the tokens, the lowest id was merged first; the others extend it.
     """
     tokens = state.few or ()
     if len(tokens) == 1:

@@ -1,7 +1,7 @@
-"""Tokenizers as llguidance reads them: the bytes of every token.
+"""Tokenizers in llguidance's form: the bytes of every token.
 
-llguidance itself reads byte-level tokenizers and those of SentencePiece with byte fallback, and lists their tokens as
-the tokenizer would write a text. Tokenizers of SentencePiece without byte fallback are listed here.
+llguidance itself converts byte-level tokenizers and SentencePiece tokenizers with byte fallback. This module converts
+SentencePiece tokenizers without byte fallback.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _SPACE = "\u2581"
-"""SentencePiece's sign for a space."""
+"""SentencePiece's character for a space."""
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, stop: int | Sequence[int] | None) -> LLTokenizer:
-    """Return the vocabulary of a model of `size` tokens, which the tokens `stop` end. Cost: 0.1 s for 8,000 tokens.
+    """Return the vocabulary of a model with `size` tokens and the end tokens `stop`. Cost: 0.1 s for 8,000 tokens.
 
-    Raise ValueError where no token ends a sequence, and for a tokenizer whose tokens have no bytes of their own.
+    Raise ValueError without an end token, or for a tokenizer whose tokens do not correspond to fixed bytes.
     """
     from llguidance import LLTokenizer, TokenizerWrapper, hf
 
@@ -43,13 +43,13 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, stop: int | Sequen
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase, llg_tokenizer: LLTokenizer) -> dict[str, int]:
-    """Return the special tokens by their text: those that are never a part of a text."""
+    """Return the special tokens, which never occur in ordinary text, by their text."""
     added = tokenizer.added_tokens_decoder
     return {str(token): number for number, token in added.items() if llg_tokenizer.is_special_token(number)}
 
 
 class _Pieces:
-    """A tokenizer whose tokens are pieces of text, with a sign for a space, as llguidance asks one."""
+    """A tokenizer of text pieces, with a character for a space, in the interface that llguidance expects."""
 
     bos_token_id: int | None = None
 
@@ -64,7 +64,7 @@ class _Pieces:
         self._longest = max(map(len, self._numbers))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Write a text from left to right with the longest tokens."""
+        """Return the tokens of a text, greedily from left to right, the longest token first."""
         left, tokens = text.encode() if isinstance(text, str) else text, list[int]()
         while left:
             piece = next((left[:end] for end in range(self._longest, 0, -1) if left[:end] in self._numbers), None)

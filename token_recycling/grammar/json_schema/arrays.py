@@ -13,9 +13,9 @@ from .keywords import says_nothing
 from .walk import Node
 
 _MAX_LENGTH, _MAX_CHOICES = 20, 50
-"""First items of an array of which some are chosen, and most choices of them."""
+"""Maximum number of first items from which some are chosen, and of choices."""
 _MAX_ARRAYS, _MAX_DIFFERENT = 500, 100
-"""Most arrays of different items of a schema, and items of one."""
+"""Maximum number of arrays of distinct items, and of items in one of them."""
 
 
 def express(node: Node) -> None:
@@ -28,7 +28,7 @@ def express(node: Node) -> None:
 
 
 def _items(node: Node) -> None:
-    """Express which items there are: the first ones, each with its schema, and the rest."""
+    """Express the items: the first ones, each with its schema, and the rest."""
     schema = node.schema
     items, first = schema.get("items"), node.get("prefixItems", lambda value: isinstance(value, list), "a list")
     rest: tuple[Any, str] | None = None
@@ -36,7 +36,7 @@ def _items(node: Node) -> None:
         if first is None:
             node.own["prefixItems"] = [node.child(item, "items", number) for number, item in enumerate(items)]
         else:
-            node.note("items", "must be a schema beside prefixItems, got a list")
+            node.note("items", "must be a schema next to prefixItems, got a list")
         if "additionalItems" in schema:
             rest = schema["additionalItems"], "additionalItems"
     elif "items" in schema:
@@ -45,7 +45,7 @@ def _items(node: Node) -> None:
         node.own["prefixItems"] = [node.child(item, "prefixItems", number) for number, item in enumerate(first)]
     if not says_nothing(schema.get("unevaluatedItems", True)):
         if node.in_place or "contains" in schema:
-            node.note("unevaluatedItems", "is not supported beside keywords that are about the same array")
+            node.note("unevaluatedItems", "is not supported with $ref, contains or compositions of schemas")
         elif rest is None:
             rest = schema["unevaluatedItems"], "unevaluatedItems"
     if rest is not None:
@@ -62,7 +62,7 @@ def _lengths(node: Node) -> None:
 
 
 def _unique_items(node: Node) -> None:
-    """Express that items differ: nothing where they do in any case, else a list of all such arrays."""
+    """Express `uniqueItems`: by nothing if items always differ, else by a list of all such arrays."""
     own, schema = node.own, node.schema
     if not node.get("uniqueItems", lambda value: isinstance(value, bool), "a boolean"):
         return
@@ -76,21 +76,21 @@ def _unique_items(node: Node) -> None:
     rest = node.walk.comparison.listed(items, node.resource) if most > len(first) else []
     alone = node.kinds == {"array"} and own.keys() <= {"type", "prefixItems", "items", "minItems", "maxItems"}
     if rest is None or None in listed or not alone or unwritable([rest, listed]) is not None:
-        node.note("uniqueItems", "is supported of arrays whose items are listed, or of few values")
+        node.note("uniqueItems", "is supported only for arrays whose items are listed or have few values")
         return
     longest = int(min(most, len(first) + len(rest), _MAX_DIFFERENT))
     places = [*(values or [] for values in listed), *[rest] * longest][:longest]
     arrays = _different(places, own.get("minItems", 0))
     if len(arrays) > _MAX_ARRAYS:
-        node.note("uniqueItems", f"is supported where at most {_MAX_ARRAYS} arrays have different items")
+        node.note("uniqueItems", f"is supported only if at most {_MAX_ARRAYS} arrays have distinct items")
         return
     own.clear()
     own["enum"] = arrays
 
 
 def _different(places: Sequence[Sequence[Any]], shortest: int) -> list[list[Any]]:
-    """Return the arrays of different items, of which each has one of some values, shortest first; some of them if they
-    are many.
+    """Return the arrays of distinct items, shortest first; `places`: the possible values at each index. If there are
+    too many arrays, return more than `_MAX_ARRAYS` of them.
     """
     longer = [list[Any]()]
     arrays = [] if shortest else [*longer]
@@ -105,8 +105,9 @@ def _different(places: Sequence[Sequence[Any]], shortest: int) -> list[list[Any]
 
 
 def _contains(node: Node) -> None:
-    """Express how many items are valid under a schema by choices of their places. Those that must be are among the
-    first items, as many as have few choices; those that may not be need a bound of the length unless they are all.
+    """Express `contains`, `minContains` and `maxContains` by choices of indices. Items that must be valid are chosen
+    from the first items, as many as give few choices. Items that must be invalid need a maximum length, unless all must
+    be.
     """
     if "contains" not in node.schema:
         return
@@ -117,8 +118,8 @@ def _contains(node: Node) -> None:
         length = min(length, len(node.own.get("prefixItems", ())))
     choices = _choices(length, least) * _choices(length, length - most) if 0 < most < length else 1
     if least > _MAX_LENGTH or choices > _MAX_CHOICES:
-        of = f"maxItems is {_MAX_LENGTH} at most, and at most {_MAX_CHOICES} choices of items"
-        node.note("contains", f"is supported where {of} make it up")
+        of = f"maxItems is at most {_MAX_LENGTH}, and at most {_MAX_CHOICES} choices of items"
+        node.note("contains", f"is supported only if {of} satisfy it")
         return
     if least > 0:
         valid, reach = node.definition("contains"), int(min(length, _MAX_LENGTH))
@@ -129,7 +130,7 @@ def _contains(node: Node) -> None:
         beside = True if "prefixItems" in node.own else node.schema.get("items", True)
         other = node.walk.complements.of(node.schema["contains"], beside, node.resource)
         if other is None:
-            node.note("contains", f"is supported beside maxContains of {EXPRESSIBLE}")
+            node.note("contains", f"is supported with maxContains only for {EXPRESSIBLE}")
         elif most == 0:
             node.others.append({"items": other})
         else:
@@ -138,18 +139,18 @@ def _contains(node: Node) -> None:
 
 
 def _choices(length: float, number: float) -> float:
-    """Return how many choices of a number of places there are."""
+    """Return the number of choices of `number` indices."""
     return 1 if number <= 0 else math.inf if length > _MAX_LENGTH else math.comb(int(length), int(number))
 
 
 def _choice_of_items(node: Node, length: int, number: int, holds: Callable[[Sequence[int]], Schema]) -> None:
-    """Express what holds for one at least of the choices of a number of places."""
+    """Express a schema that holds for at least one choice of `number` indices."""
     kinds = node.kinds - ({"array", "integer"} if "number" in node.kinds else {"array"})
     choices = itertools.combinations(range(length), number)
     node.others.append(either([*([{"type": sorted(kinds)}] if kinds else []), *map(holds, choices)]))
 
 
 def _items_at(places: Sequence[int], schema: Schema, required: bool) -> Schema:
-    """Return the schema of arrays of which the items at some places have one."""
+    """Return the schema of arrays whose items at `places` have the given schema."""
     first = [schema if place in places else True for place in range(places[-1] + 1)]
     return {"type": "array", "prefixItems": first, **({"minItems": len(first)} if required else {})}

@@ -1,7 +1,8 @@
-"""What a JSON schema does not admit, as a schema: for `not`, for `if`, and for `oneOf` whose branches share values.
+"""Complements of JSON schemas: for `not`, for `if`, and for `oneOf` whose branches share values.
 
-llguidance has no complement. But a schema is a conjunction of keywords, so that its complement is what any of them
-excludes: other types, other constants, numbers beyond a limit, a property that is missing or has another value.
+llguidance has no complement. But a schema is a conjunction of keywords, so its complement is the union of the values
+that each keyword excludes: other types, other constants, numbers beyond a limit, a missing property or one with another
+value.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from .patterns import excluding
 from .references import References
 
 EXPRESSIBLE = (
-    "types, ranges, lengths, constants but arrays and objects, simple patterns, some formats, and properties that have "
-    "these or are missing"
+    "types, ranges, lengths, constants except arrays and objects, simple patterns, some formats, required properties, "
+    "and properties with schemas of these"
 )
-"""The schemas whose complements are known, in the words of errors."""
+"""The schemas whose complements can be expressed, for error messages."""
 MAX_PARTS = 1_000
-"""Most schemas of a document whose complements are looked for."""
+"""Maximum number of schemas of a document whose complements are computed."""
 _MAX_DEPTH = 8
-"""Levels of schemas within a schema whose complement is looked for."""
+"""Maximum nesting depth of a schema whose complement is computed."""
 _MAX_NAMES = 50
-"""Most names of which an object has one: they are as many alternatives."""
+"""Maximum names of which an object must have one: each is an alternative."""
 _MAX_NUMBERS = 50
-"""Most numbers whose others are told: they are as many ranges."""
+"""Maximum excluded numbers: the complement has one range more."""
 
 
 class Complements:
@@ -44,8 +45,8 @@ class Complements:
         self._parts = MAX_PARTS
 
     def of(self, schema: Any, beside: Schema, resource: str, depth: int = 0) -> Schema | None:
-        """Return the schema of the values that are not valid under another, in keywords that are enforced; None where
-        it cannot be expressed. `beside`: a schema that the values have too, whatever else.
+        """Return the schema of the values that are invalid under `schema`, in enforceable keywords; None if it cannot
+        be expressed. `beside`: a schema under which all these values are valid.
         """
         self._parts -= 1
         among = self._comparison.types(beside, resource)
@@ -58,8 +59,8 @@ class Complements:
         return _if_known(either, excluded)
 
     def lacking(self, schema: Any, other: Any, resource: str) -> Schema | None:
-        """Return the schema of objects without a property which a schema requires and another does not, and of other
-        values where the former has none; None where it requires no more.
+        """Return the schema of objects that lack a property required by `schema` but not by `other`, and of non-objects
+        if `schema` admits only objects. Return None if `schema` requires no further property.
         """
         names = self._comparison.required(schema, resource) - self._comparison.required(other, resource)
         others = {*TYPES} - {"object"} if self._comparison.types(schema, resource) == {"object"} else set()
@@ -68,7 +69,7 @@ class Complements:
     def _excluded(
         self, keyword: str, schema: dict[str, Any], among: Set[str], beside: Schema, resource: str, depth: int
     ) -> Schema | None:
-        """Return the schema of the values that a keyword excludes, which are of the types `among`."""
+        """Return the schema of the values of the types `among` that a keyword excludes."""
         value = schema[keyword]
         if (kinds := about(keyword)) and not among & {*kinds}:
             return False
@@ -115,7 +116,7 @@ class Complements:
 
 
 def known(schemas: Iterable[Schema | None]) -> list[Schema] | None:
-    """Return some schemas, or None where one of them is unknown."""
+    """Return the schemas as a list, or None if one of them is unknown."""
     schemas = list(schemas)
     known_ones = [schema for schema in schemas if schema is not None]
     return known_ones if len(known_ones) == len(schemas) else None
@@ -127,9 +128,9 @@ def _if_known(combine: Callable[[Iterable[Schema]], Schema], schemas: Iterable[S
 
 
 def _of_types(kinds: Set[str], among: Set[str]) -> Schema | None:
-    """Return the schema of the values of some types, where there are no others than `among`."""
+    """Return the schema of the values of types `kinds`, given that all values have types `among`."""
     if "number" in kinds and "integer" in among - kinds:
-        return None  # numbers that are no integers
+        return None  # numbers except integers
     left = [kind for kind in TYPES if kind in kinds and not (kind == "integer" and "number" in kinds)]
     return {"type": left} if left else False
 
@@ -151,7 +152,7 @@ def _other_values(values: list[Any], among: Set[str]) -> Schema | None:
 
 
 def _unmatched(pattern: str) -> Schema | None:
-    """Return the schema of the strings that do not match a pattern."""
+    """Return the schema of strings that do not match a pattern."""
     try:
         return both({"type": "string", "pattern": other} for other in nowhere(pattern))
     except ValueError:
@@ -159,7 +160,7 @@ def _unmatched(pattern: str) -> Schema | None:
 
 
 def _between(numbers: list[float], among: Set[str]) -> list[Schema | None]:
-    """Return the schemas of the numbers below, between and above some."""
+    """Return the schemas of the numbers below, between and above `numbers`."""
     if len(numbers) > _MAX_NUMBERS:
         return [None]
     borders = [None, *(Limit(number, exclusive=True) for number in numbers), None]
@@ -167,7 +168,7 @@ def _between(numbers: list[float], among: Set[str]) -> list[Schema | None]:
 
 
 def _beyond(keyword: str, schema: dict[str, Any], among: Set[str], draft: str) -> Schema | None:
-    """Return the schema of the numbers that are beyond the limit which a keyword sets."""
+    """Return the schema of the numbers beyond the limit that a keyword sets."""
     if says_how_a_limit_is_meant(keyword, schema):
         return False if draft < "06" else None
     limit = limit_of(keyword, schema)
@@ -193,7 +194,7 @@ def _range(least: Limit | None, most: Limit | None, among: Set[str]) -> Schema |
 
 
 def _with_others(names: Set[str], listed: Any) -> Schema | None:
-    """Return the schema of objects with one of some names at least that is not listed."""
+    """Return the schema of objects with at least one of `names` that is not in `listed`."""
     others = sorted(names - {*listed} if isinstance(listed, dict) else names)
     if len(others) > _MAX_NAMES or unwritable(others) is not None:
         return None
@@ -206,14 +207,14 @@ def _lacking(name: str) -> Schema:
 
 
 def _with_property(name: str, schema: Schema | None) -> Schema | None:
-    """Return the schema of objects with a property that has a schema."""
+    """Return the schema of objects whose property `name` has this schema."""
     if isinstance(schema, dict) and unwritable(name) is None:
         return {"type": "object", "required": [name], "properties": {name: schema}}
     return False if schema is False else None
 
 
 def either(schemas: Iterable[Schema]) -> Schema:
-    """Return the schema of the values that are valid under any of some."""
+    """Return the schema of the values that are valid under any of the schemas."""
     options = [schema for schema in schemas if schema is not False]
     if True in options or len(options) < 2:
         return True in options or (options[0] if options else False)
@@ -221,7 +222,7 @@ def either(schemas: Iterable[Schema]) -> Schema:
 
 
 def both(schemas: Iterable[Schema]) -> Schema:
-    """Return the schema of the values that are valid under all of some."""
+    """Return the schema of the values that are valid under all of the schemas."""
     parts = [schema for schema in schemas if schema is not True]
     if False in parts or len(parts) < 2:
         return False not in parts and (parts[0] if parts else True)

@@ -1,4 +1,4 @@
-"""Whether two JSON schemas share no value: `oneOf` of such branches means what `anyOf` does, which is enforceable."""
+"""Tests whether two JSON schemas are disjoint. `oneOf` with disjoint branches equals `anyOf`, which is enforceable."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from .patterns import apart
 from .references import References
 
 MAX_COMPARISONS = 5_000
-"""Most pairs of schemas of a document that are compared, and schemas whose types are looked for."""
+"""Maximum number of comparisons per document: pairs of schemas, and schemas whose types are computed."""
 _OF_PATTERNS = 20
-"""Comparisons that are as costly as one of two patterns, some half a millisecond."""
+"""The cost of comparing two patterns, about half a millisecond, as a number of comparisons."""
 _MAX_CONJUNCTS = 20
-"""Most schemas that are looked at because they hold where one does."""
+"""Maximum number of schemas in the conjunction of one schema."""
 _OF_OTHER_PROPERTIES = {
     "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies", "patternProperties",
     "additionalProperties", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
-"""Keywords that may evaluate properties which a schema does not list."""
+"""Keywords that may evaluate properties that a schema does not list."""
 
 
 class Comparison:
-    """Compares schemas of a document, up to a number of pairs."""
+    """Compares schemas of a document, with a limited number of comparisons."""
 
     def __init__(self, document: Schema, references: References) -> None:
         self._document, self._references = document, references
         self._comparisons = MAX_COMPARISONS
 
     def _gives_up(self, depth: int) -> bool:
-        """Count a schema that is looked at; return whether it is one too many, or nested too deeply."""
+        """Count a comparison; return whether the limit is exceeded, the schema is nested too deeply, or the document
+        has several resources.
+        """
         self._comparisons -= 1
         return self._comparisons < 0 or depth > 4 or self._references.has_resources
 
     def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
-        """Whether it is certain that no value is valid under both schemas."""
+        """Return whether it is certain that no value is valid under both schemas."""
         if self._gives_up(depth):
             return False
         if one is False or other is False:
@@ -76,13 +78,13 @@ class Comparison:
         )
 
     def _apart(self, one: str, other: str) -> bool:
-        """Whether it is certain that no string matches two patterns, which takes as long as many comparisons."""
+        """Return whether it is certain that no string matches both patterns, at the cost of several comparisons."""
         self._comparisons -= _OF_PATTERNS
         return self._comparisons >= 0 and apart(one, other)
 
     def exclusive(self, options: Sequence[Any], resource: str, written: Sequence[Any] = ()) -> bool:
-        """Whether it is certain that no value is valid under two of some schemas; `written`: schemas of the values that
-        are written for each, if not all are.
+        """Return whether it is certain that no value is valid under two of the schemas; `written`: for each, a schema
+        of the values that outputs may have, if narrower.
         """
         if self._are_tagged(options, resource):
             return True
@@ -93,7 +95,7 @@ class Comparison:
         )
 
     def _are_tagged(self, options: Sequence[Any], resource: str) -> bool:
-        """Whether each of some schemas has constants of its own, or a property which all of them require has."""
+        """Return whether the schemas have different constants, or have them in a property that all of them require."""
         if self._references.has_resources:
             return False
         schemas = [self._conjuncts(option, resource) for option in options]
@@ -106,16 +108,16 @@ class Comparison:
         )
 
     def is_about_objects(self, schema: Any, resource: str) -> bool:
-        """Whether a schema says something, and of objects alone: every other value is valid."""
+        """Return whether a schema constrains objects and nothing else: every other value is valid."""
         parts = self._conjuncts(schema, resource)
         return len(parts) < _MAX_CONJUNCTS and {*map(about, _said(parts))} == {("object",)}
 
     def required(self, schema: Any, resource: str) -> set[str]:
-        """Return the names of properties that all objects of a schema have."""
+        """Return the names of the properties that all objects of a schema have."""
         return _required(self._conjuncts(schema, resource))
 
     def closed(self, schema: Any, resource: str) -> Schema:
-        """Return a schema whose objects are closed if they may be, by itself or where it only refers to another."""
+        """Return a schema with its objects closed, if possible, even if it only refers to another schema."""
         last, visited = schema, set[str]()
         while keywords(last) == {"$ref"} and (target := self._references.resolved(last["$ref"], resource)) is not None:
             if target[0] in visited:
@@ -128,7 +130,7 @@ class Comparison:
         return {"allOf": [schema, {"properties": names, "additionalProperties": False}]}
 
     def types(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str]:
-        """Return the types that values of a schema may have."""
+        """Return the possible types of the values of a schema."""
         self._comparisons -= 1
         if self._comparisons < 0 or isinstance(schema, bool):
             return set() if schema is False else {*TYPES}
@@ -139,7 +141,7 @@ class Comparison:
         return kinds
 
     def at(self, schema: Any, name: str, resource: str = "#", depth: int = 0) -> Schema:
-        """Return a schema that a property has in all objects of another schema; False where none has its name."""
+        """Return a schema that holds for a property in all objects of `schema`; False if no object has the property."""
         if self._gives_up(depth):
             return True
         parts = self._conjuncts(schema, resource)
@@ -151,7 +153,7 @@ class Comparison:
         return {"allOf": held}
 
     def names(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str] | None:
-        """Return all names that properties may have in objects of a schema; None if there may be others."""
+        """Return the names of all possible properties of objects of a schema; None if the names are unlimited."""
         if self._gives_up(depth):
             return None
         parts, found = self._conjuncts(schema, resource), list[set[str]]()
@@ -165,8 +167,8 @@ class Comparison:
         return set.intersection(*found) if found else None
 
     def evaluated(self, schema: Any, resource: str) -> set[str] | None:
-        """Return the names of the properties for which a schema, or one that holds with it, has a schema; None if there
-        may be others, of which the value decides.
+        """Return the names of the properties that a schema, or another in its conjunction, evaluates; None if further
+        properties may be evaluated, depending on the value.
         """
         parts = self._conjuncts(schema, resource)
         others = [keywords(schema) - {"unevaluatedProperties"}, *map(keywords, parts[1:])]
@@ -176,8 +178,8 @@ class Comparison:
         return set().union(*properties) if all(isinstance(listed, dict) for listed in properties) else None
 
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
-        """Return the different values of a schema that lists them, or has few of its types and within its limits; None
-        if it says more.
+        """Return the distinct values of a schema that lists them, or whose types and limits admit few; None for other
+        schemas.
         """
         parts = self._conjuncts(schema, resource)
         kinds, different = _kinds(parts), list[Any]()
@@ -197,7 +199,9 @@ class Comparison:
         return different
 
     def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
-        """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
+        """Return the conjunction that a schema stands for: the schema itself, those of its `allOf`, and the referenced
+        ones.
+        """
         parts, left, visited = list[dict[str, Any]](), [(schema, resource)], set[str]()
         while left and len(parts) < _MAX_CONJUNCTS:
             part, resource = left.pop()
@@ -215,17 +219,17 @@ class Comparison:
 
 
 def _said(parts: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the keywords of schemas that all hold, but for those by which one leads to another."""
+    """Return the keywords of a conjunction, except `$ref` and `allOf`."""
     return set[str]().union(*map(keywords, parts)) - {"$ref", "allOf"}
 
 
 def _required(parts: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the names of properties that all objects have for which schemas hold."""
+    """Return the names of the properties that a conjunction requires."""
     return {name for part in parts for name in strings(part.get("required"))}
 
 
 def _choices(parts: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
-    """Yield lists of schemas of which one at least holds."""
+    """Yield lists of schemas, each with at least one that holds."""
     for part in parts:
         options = part.get("anyOf", part.get("oneOf"))
         if isinstance(options, list):
@@ -233,7 +237,7 @@ def _choices(parts: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
 
 
 def _forbids(part: dict[str, Any], name: str) -> bool:
-    """Whether it is certain that no object with a property of that name is valid under a schema."""
+    """Return whether it is certain that no object with a property of this name is valid under a schema."""
     properties, excluded = part.get("properties", {}), part.get("not", {})
     options: list[Any] = next(_choices([excluded]), []) if keywords(excluded) == {"anyOf"} else [excluded]
     if any(keywords(option) == {"required"} and option["required"] == [name] for option in options):
@@ -246,7 +250,9 @@ def _forbids(part: dict[str, Any], name: str) -> bool:
 
 
 def may_be_closed(schema: dict[str, Any]) -> bool:
-    """Whether objects of a schema, which may have properties that it does not list, need none."""
+    """Return whether a schema allows additional properties only implicitly and never needs them, so that its objects
+    can be closed.
+    """
     listed = schema.get("properties")
     return (
         isinstance(listed, dict)
@@ -257,7 +263,7 @@ def may_be_closed(schema: dict[str, Any]) -> bool:
 
 
 def _only_requires(composition: Any, properties: Any) -> bool:
-    """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
+    """Return whether the schemas of a composition have only `required`, with listed properties."""
     branches = composition if isinstance(composition, list) else [composition]
     return all(
         isinstance(branch, dict)
@@ -268,7 +274,7 @@ def _only_requires(composition: Any, properties: Any) -> bool:
 
 
 def _is_closed(part: dict[str, Any]) -> bool:
-    """Whether objects have no properties but those that a schema lists."""
+    """Return whether objects have only the properties that a schema lists."""
     return part.get("additionalProperties") is False and not part.get("patternProperties")
 
 
@@ -277,12 +283,12 @@ def _patterns(parts: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _is_never_empty(part: dict[str, Any]) -> bool:
-    """Whether arrays of a schema have an item."""
+    """Return whether arrays of a schema have at least one item."""
     return is_count(part.get("minItems")) and part["minItems"] > 0
 
 
 def _first_items(parts: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    """Yield schemas of the first item of an array, if it has one."""
+    """Yield the schemas of the first item of an array."""
     for part in parts:
         items = part.get("items")
         first = part.get("prefixItems", items if isinstance(items, list) else [])
@@ -300,7 +306,7 @@ def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
 
 
 def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
-    """Return a list that has all values of a schema, given what holds for it; None if it names none."""
+    """Return a list that contains all values of a conjunction; None if it lists no values."""
     for part in parts:
         if "const" in part:
             return [part["const"]]
@@ -310,7 +316,7 @@ def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
 
 
 def _have_own_values(schemas: Iterable[list[dict[str, Any]]]) -> bool:
-    """Whether schemas, given what holds for each, list scalars of which none is listed twice."""
+    """Return whether each of the conjunctions lists scalars, and no scalar is listed twice."""
     listed = [_values(parts) for parts in schemas]
     values = [{(kind_of(value), value) for value in values} for values in listed if values and _are_scalars(values)]
     return len(values) == len(listed) and len(set().union(*values)) == sum(map(len, values))
@@ -321,7 +327,7 @@ def _are_scalars(values: list[Any]) -> bool:
 
 
 def _few(kinds: set[str], parts: Iterable[dict[str, Any]], said: set[str]) -> list[Any] | None:
-    """Return the values of some types and within the limits of schemas that say no more; None if there are many."""
+    """Return the values of a conjunction of only types and limits; None if there are many, or other keywords."""
     if not said and kinds <= {"boolean", "null"}:
         return [False, True, None]
     limits: dict[bool, list[float]] = {True: [], False: []}
@@ -338,7 +344,7 @@ def _few(kinds: set[str], parts: Iterable[dict[str, Any]], said: set[str]) -> li
 
 
 def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the types that the values of a schema may have, given what holds for it."""
+    """Return the possible types of the values of a conjunction."""
     kinds = {*TYPES}
     for part in parts:
         named = part.get("type")

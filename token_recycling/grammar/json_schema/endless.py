@@ -1,5 +1,5 @@
-"""Values that would contain themselves for ever, as references can ask for. llguidance follows references one by one:
-an output could begin such a value, and would never end it.
+"""Removes schemas whose values would have to contain themselves endlessly, through recursive references. llguidance
+expands references one by one, so an output could begin such a value and never end it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from .json_values import Schema
 
 
 def prune(schema: dict[str, Any], parts: Sequence[Part]) -> None:
-    """Replace what no value can satisfy within a schema, which may have `$defs`, by False; raise ValueError where none
-    can satisfy all of it. `parts`: the schemas within it.
+    """Replace unsatisfiable subschemas of a schema, which may have `$defs`, by False. Raise ValueError if no value can
+    satisfy the whole schema. `parts`: its subschemas.
     """
     definitions = schema.get("$defs", {})
     ending = _ending(definitions)
     if not _can_end(schema, ending):
         part = next(part for part in parts if not _can_end(part.schema, ending))
         keywords = [name for name in part.schema if _can_end(_without(part.schema, name), ending)]
-        raise part.no_value(keywords, "a part that it requires has none, or contains itself for ever")
+        raise part.no_value(keywords, "a required part has none, or contains itself endlessly")
     if len(ending) < len(definitions):
         _pruned(schema, ending)
 
@@ -30,7 +30,7 @@ def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
 
 
 def _ending(definitions: dict[str, Schema]) -> set[str]:
-    """Return the definitions that a value can satisfy, rather than contain a value of the same for ever."""
+    """Return the names of the definitions that a finite value can satisfy."""
     ending: set[str] = set()
     while True:
         more = {name for name, schema in definitions.items() if name not in ending and _can_end(schema, ending)}
@@ -40,7 +40,7 @@ def _ending(definitions: dict[str, Schema]) -> set[str]:
 
 
 def _can_end(schema: Schema, ending: Set[str]) -> bool:
-    """Whether a value can satisfy a schema, as far as it refers to the definitions that are `ending`."""
+    """Return whether a finite value can satisfy a schema that may refer only to the definitions `ending`."""
     if isinstance(schema, bool) or "enum" in schema or "const" in schema:
         return schema is not False
     if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ending:
@@ -63,7 +63,7 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
 
 
 def _pruned(schema: Schema, ending: Set[str]) -> Schema:
-    """Prune a schema; return it, or False where no value can satisfy all of it."""
+    """Prune a schema in place; return it, or False if no value can satisfy it."""
     if isinstance(schema, bool):
         return schema
     for keyword, value in schema.items():

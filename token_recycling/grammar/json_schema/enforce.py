@@ -1,4 +1,4 @@
-"""A schema, and what of it can be enforced."""
+"""The enforceable part of a schema."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _EXPRESS = (scalars.express, arrays.express, objects.express, in_place.express)
 
 @dataclass
 class Enforceable:
-    """A schema with only keywords that can be enforced."""
+    """A schema with only enforceable keywords."""
 
     schema: Schema
     unenforced: list[Unenforced]
-    """The others."""
+    """The keywords that were left out."""
     parts: list[Part]
-    """Every schema within it, the innermost first."""
+    """All subschemas, the innermost first."""
 
     @property
     def definitions(self) -> dict[str, Any]:
-        """The schemas that others refer to, by name."""
+        """The schemas that are referred to, by name."""
         return self.schema.get("$defs", {}) if isinstance(self.schema, dict) else {}
 
 
 def enforceable(schema: Schema, closed: bool) -> Enforceable:
-    """Return the schema as far as it can be enforced.
+    """Return the enforceable part of a schema.
 
-    If `closed`, objects with `properties` have no others unless the schema says so. Raise ValueError for a schema that
-    is none, is too large, or whose values would never end.
+    If `closed`, objects with `properties` exclude additional properties unless the schema allows them. Raise ValueError
+    for an invalid schema, one that is too large, or one whose values would never end.
     """
     walk = Walk(schema, closed, _EXPRESS)
     root = walk.result()

@@ -1,4 +1,4 @@
-"""What errors say of a schema: its keywords that cannot be enforced, and its parts that have no value."""
+"""Errors about schemas: keywords that cannot be enforced, and parts without a value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .keywords import IN_PLACE
 
 
 class Unenforced(NamedTuple):
-    """A keyword that outputs are not held to."""
+    """A keyword that is not enforced."""
 
     place: str
     """JSON pointer to the keyword, as a fragment."""
     why: str
     mistaken: bool = False
-    """Whether no schema has such a keyword: its value is of the wrong kind, or refers to nothing."""
+    """Whether the keyword itself is invalid: its value is of the wrong kind, or refers to nothing."""
 
     @property
     def keyword(self) -> str:
-        """Return its name."""
+        """The name of the keyword."""
         return unescaped(self.place.rpartition("/")[2])
 
     def __str__(self) -> str:
@@ -28,11 +28,11 @@ class Unenforced(NamedTuple):
 
 
 class UnenforceableError(ValueError):
-    """A schema with keywords that cannot be enforced, where they must be, or with mistakes."""
+    """A schema with invalid keywords, or with keywords that must be enforced but cannot be."""
 
     def __init__(self, unenforced: Sequence[Unenforced]) -> None:
         shown = "; ".join(map(str, unenforced[:5])) + ("; ..." if len(unenforced) > 5 else "")
-        fix = "correct the schema" if unenforced[0].mistaken else "leave these keywords out, or ask without strict"
+        fix = "correct the schema" if unenforced[0].mistaken else "omit these keywords, or set strict to false"
         super().__init__(f"{shown}; {fix}")
         self.unenforced = unenforced
 
@@ -51,9 +51,9 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "properties": ("propertyNames",),
     "maxProperties": ("propertyNames",),
 }
-"""For keywords by which certain others are expressed, those."""
+"""For each keyword, the other keywords that may be expressed by it."""
 _EXPRESSED_BY_ANY = (*IN_PLACE, "contains", "minProperties", "maxProperties", "format", "multipleOf")
-"""Keywords that may be expressed by any other."""
+"""Keywords that may be expressed by any other keyword."""
 
 
 class Part(NamedTuple):
@@ -61,17 +61,17 @@ class Part(NamedTuple):
 
     place: str
     schema: dict[str, Any]
-    """What of it can be enforced."""
+    """The enforceable keywords."""
     original: dict[str, Any]
 
     def pointer(self, keyword: str) -> str:
-        """Return the place of a keyword of the schema, or of that which it expresses."""
+        """Return the JSON pointer to a keyword of the schema, or to the original keyword that it expresses."""
         names = (keyword, *_EXPRESSED.get(keyword, _EXPRESSED_BY_ANY))
         return f"{self.place}/{escaped(next((name for name in names if name in self.original), keyword))}"
 
     def no_value(self, keywords: Sequence[str], why: str) -> ValueError:
-        """Return the error of a part that has no value; with one less of these `keywords` it had one."""
+        """Return the error of a part without a value; without any one of these `keywords` it would have one."""
         first, *others = dict.fromkeys(map(self.pointer, sorted(keywords, key="type".__eq__))) or [self.place]
-        beside = f" beside {', '.join(others)}" if others else ""
+        beside = f" with {', '.join(others)}" if others else ""
         why = why if len(why) <= 80 else f"{why[:77]}..."
         return ValueError(f"{first}: admits no value{beside}: {why}; correct the schema")

@@ -1,7 +1,7 @@
 """Formats of strings as keywords of JSON Schema that llguidance enforces.
 
-Its own formats stand where they admit only valid strings. Dates know leap years here, and times have the seconds and
-the capital letters that every validator takes.
+llguidance's own formats are used if they admit only valid strings. Dates respect leap years, and times have the seconds
+and capital letters that every validator accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DAY = (
     r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-"""Months and days of any year."""
+"""Months and days that exist in every year."""
 _DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
@@ -25,7 +25,7 @@ _ANY_UUID = "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 _FOUR = r"[A-Za-z0-9+/]{4}"
 _BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgkosw048]=)?"
-"""The bits that a last group has too many are 0, as some decoders demand."""
+"""The unused bits of the last group are 0, as some decoders require."""
 
 _A, _X = "[0-9A-Za-z]", "[0-9A-Za-z-]"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
@@ -35,7 +35,7 @@ _GROUP = "[0-9A-Fa-f]{1,4}"
 
 
 def _up_to(groups: int) -> str:
-    """Return the pattern of up to a number of groups of an IPv6 address, the last two of which IPv4 may write."""
+    """Return the pattern of up to `groups` groups of an IPv6 address, whose last two may have IPv4 notation."""
     in_hex, mixed = f"{_GROUP}(?::{_GROUP}){{0,{groups - 1}}}", f"(?:{_GROUP}:){{0,{groups - 2}}}{_IPV4}"
     return f"(?:{'|'.join([in_hex, mixed][:groups])})?"
 
@@ -45,17 +45,17 @@ _IPV6 = "|".join(
     + [f"{_GROUP}(?::{_GROUP}){{{before - 1}}}::{_up_to(7 - before)}" for before in range(1, 8)]
 )
 _LABEL = rf"{_A}(?:{_X}?{_A}|{_X}(?:{_A}{_X}|-{_A}){_X}{{0,58}}{_A}|{_X}{_X}{_A})?"
-"""A part of a name without `--` as its third and fourth character, which announce one that is encoded (RFC 5891)."""
+"""A label of a host name without `--` as its third and fourth characters, which mark an encoded label (RFC 5891)."""
 
 _REGISTERED = r"(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
-"""A character of the name of a host."""
+"""A character of a host name."""
 _PATH = rf"(?:{_REGISTERED}|[:@])"
 _SEGMENTS = f"(?:/{_PATH}*)*"
 _AUTHORITY = rf"//(?:(?:{_REGISTERED}|:)*@)?{_REGISTERED}*(?::[0-9]*)?{_SEGMENTS}"
 _ABSOLUTE = rf"(?:[A-Za-z][0-9A-Za-z+.-]*:)?(?:{_AUTHORITY}|/(?:{_PATH}+{_SEGMENTS})?)"
 _RELATIVE = rf"(?:(?:{_REGISTERED}|@)+{_SEGMENTS})?"
 _REFERENCE = rf"(?:{_ABSOLUTE}|{_RELATIVE})(?:\?(?:{_PATH}|[/?])*)?(?:#(?:{_PATH}|[/?])*)?"
-"""References of RFC 3986 but those with an address in brackets, or with a scheme and no slash."""
+"""References of RFC 3986, except those with an address in brackets, or with a scheme and no slash."""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
@@ -83,15 +83,15 @@ FORMATS: dict[str, dict[str, Any]] = {
     "ulid": {"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"},
     "xid": {"pattern": "^[0-9a-v]{20}$"},
 }
-"""The keywords of each known format: those of JSON Schema, of pydantic, some of which are any string, and of zod."""
+"""The keywords of each known format: those of JSON Schema, of pydantic (some admit any string), and of zod."""
 _WRITTEN_AS = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
 _WRITTEN_AS |= {"byte": "base64", "guid": "uuid", "url": "uri"}
-"""Formats of any alphabet, of which those of ASCII are written, and other names for some."""
+"""Internationalized formats, whose outputs are limited to ASCII, and aliases."""
 FORMATS |= {name: FORMATS[other] for name, other in _WRITTEN_AS.items()}
 
 
 def _other_than(characters: str, shortest: int, longest: int) -> str:
-    """Return the pattern of strings with another character than some, or of another length."""
+    """Return the pattern of strings with a character other than `characters`, or with a length out of range."""
     lengths = f"{WRITABLE}{{0,{shortest - 1}}}|{WRITABLE}{{{longest + 1},}}"
     return f"^(?:{lengths}|{WRITABLE}*{others(characters)}{WRITABLE}*)$"
 
@@ -103,4 +103,4 @@ NO_VALID_STRINGS: dict[str, str] = {
     "ipv6": f"^{others(':')}*$",
     "uuid": f"^(?:{WRITABLE}{{0,8}}|{WRITABLE}{{8}}{others('-')}{WRITABLE}*)$",
 }
-"""For formats that every validator checks, a pattern of strings which are valid to none: of all but a few of them."""
+"""For formats that every validator checks, a pattern of strings that all reject: nearly all invalid strings."""

@@ -12,7 +12,7 @@ from .references import is_resource
 from .walk import Node
 
 _MAX_SHARING = 8
-"""Most branches of `oneOf` that share values: their number is squared."""
+"""Maximum branches of a `oneOf` whose branches share values: the result grows with the square of their number."""
 
 
 def express(node: Node) -> None:
@@ -32,13 +32,13 @@ def _reference(node: Node, keyword: str) -> None:
 
 
 def _options(node: Node, keyword: str) -> list[Any]:
-    """Return the schemas of a composition; none where they are no list, which is noted."""
+    """Return the schemas of a composition; an empty list, with a note, if it is not a list."""
     options = node.get(keyword, lambda value: isinstance(value, list) and len(value) > 0, "a list of schemas")
     return options or []
 
 
 def _all_of(node: Node, keyword: str) -> None:
-    """Express that all schemas hold; conditions of which one is met at most are one choice among them."""
+    """Express `allOf`; mutually exclusive conditions among its schemas become one choice."""
     options = _options(node, keyword)
     closed = node.closed and node.is_only(keyword) and len(options) == 1
     choice = _choice(node, options)
@@ -57,7 +57,7 @@ def _any_of(node: Node, keyword: str) -> None:
 
 
 def _one_of(node: Node, keyword: str) -> None:
-    """Express `oneOf` by `anyOf`, of branches without the values of the others where they share some."""
+    """Express `oneOf` by `anyOf`; branches that share values exclude the values of the other branches."""
     if not (options := _options(node, keyword)):
         return
     branches = _branches(node, keyword, options)
@@ -74,7 +74,7 @@ def _one_of(node: Node, keyword: str) -> None:
         ]
         apart = known(_apart(node, alone, complements, number) for number in range(len(options)))
         if apart is None or len(options) > _MAX_SHARING:
-            why = f"is supported where no value is valid under two of its schemas, and of {EXPRESSIBLE}"
+            why = f"is supported only if no value is valid under two of its schemas, or for {EXPRESSIBLE}"
             node.note(keyword, why)
         else:
             branches = [both(parts) for parts in zip(branches, apart, strict=True)]
@@ -82,8 +82,8 @@ def _one_of(node: Node, keyword: str) -> None:
 
 
 def _apart(node: Node, options: Sequence[Any], complements: Sequence[Schema | None], number: int) -> Schema | None:
-    """Return what holds for values of one of some schemas alone: the complements of the others, or, where these are
-    unknown, that properties are missing which the others require.
+    """Return a schema that excludes the values of all branches except one: the complements of the others or, if
+    unknown, the absence of properties that the others require.
     """
     others = [
         node.lacking(other, options[number]) if complement is None else complement
@@ -111,7 +111,7 @@ def _not(node: Node, keyword: str) -> None:
 
 
 def _if(node: Node, keyword: str) -> None:
-    """Express that the condition holds with `then`, or does not with `else`."""
+    """Express that the condition holds and `then` does, or that it does not hold and `else` does."""
     if not node.schema.keys() & {"then", "else"}:
         return
     condition, *consequences = (
@@ -123,19 +123,19 @@ def _if(node: Node, keyword: str) -> None:
 
 
 def _complement(node: Node, keyword: str) -> Schema | None:
-    """Return what is not valid under the schema of a keyword; None where it cannot be expressed, which is noted."""
+    """Return the complement of the schema of a keyword; None, with a note, if it cannot be expressed."""
     excluded = node.schema[keyword]
     if keywords(excluded) == {"not"}:
         return node.child(excluded["not"], keyword, "not", closed=False)
     complement = node.complement(excluded)
     if complement is None:
-        node.note(keyword, f"is supported of {EXPRESSIBLE}")
+        node.note(keyword, f"is supported only for {EXPRESSIBLE}")
     return complement
 
 
 def _choice(node: Node, options: Sequence[Any]) -> dict[int, Schema]:
-    """Return the conditions among the schemas of `allOf` by their numbers, each with what does not meet it, where no
-    value of the node meets two of them; else none.
+    """Return the complements of the conditions among the schemas of `allOf`, by index, if no value of the node meets
+    two of the conditions; else {}.
     """
     numbers = [number for number, option in enumerate(options) if _is_conditional(option)]
     conditions = [options[number]["if"] for number in numbers]
@@ -148,13 +148,13 @@ def _choice(node: Node, options: Sequence[Any]) -> dict[int, Schema]:
 
 
 def _is_conditional(schema: Any) -> bool:
-    """Whether a schema says what holds under a condition, and no more."""
+    """Return whether a schema is only a condition with its consequences."""
     return keywords(schema) - {"then", "else"} == {"if"} and not is_resource(schema)
 
 
 def _alternatives(node: Node, options: Sequence[Any], choice: dict[int, Schema]) -> Schema:
-    """Return what conditions mean of which a value meets one or none: an alternative for each, and one for none.
-    llguidance would make a power of two of them.
+    """Return a schema for conditions of which a value meets at most one: an alternative for each, and one for none.
+    llguidance would expand them to a power of two.
     """
     holds, then, otherwise = (
         {number: node.child(options[number].get(name, True), "allOf", number, name, closed=False) for number in choice}
@@ -165,7 +165,7 @@ def _alternatives(node: Node, options: Sequence[Any], choice: dict[int, Schema])
 
 
 def _dependent(node: Node, keyword: str) -> None:
-    """Express each dependency: the property is missing, or what depends on it holds."""
+    """Express each dependency: the property is missing, or the dependent schema holds."""
     entries = node.get(keyword, lambda value: isinstance(value, dict), "an object")
     for name, dependency in (entries or {}).items():
         if isinstance(dependency, list):

@@ -1,4 +1,4 @@
-"""Values of JSON as schemas compare them, and places in a document."""
+"""Types and equality of JSON values as defined by JSON Schema, and places in a document."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-"""As schemas name them. In a set of types, `number` stands for the numbers that are no integers."""
+"""The names of types in schemas. In a set of types, `number` stands for non-integers."""
 LARGEST = 2**53
-"""Larger numbers lose digits in llguidance, which computes in float64."""
+"""Numbers beyond it lose digits in llguidance, which computes in float64."""
 DIGITS = 15
-"""Decimal digits that every float64 keeps; llguidance 1.9.1 loses those after them."""
+"""Decimal digits that every float64 preserves; llguidance 1.9.1 loses further digits."""
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a value; a number for an integer."""
+    """Return the type of a value; `number` for integers."""
     if isinstance(value, bool):
         return "boolean"
     names = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
@@ -25,19 +25,19 @@ def kind_of(value: Any) -> str:
 
 
 def types_named(names: Iterable[Any]) -> set[str]:
-    """Return the types of the values that a `type` admits: an integer is a number too."""
+    """Return the types of values that a `type` keyword admits: an integer is also a number."""
     named = {name for name in names if isinstance(name, str)}
     return named | {"integer"} if "number" in named else named
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a value, as it stands in a set of types."""
+    """Return the type of a value, as used in sets of types."""
     kind = kind_of(value)
     return "integer" if kind == "number" and _finite(value) and value == int(value) else kind
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; 1 is no true."""
+    """Return whether two JSON values are equal; 1 and true differ."""
     if kind_of(one) != kind_of(other):
         return False
     if isinstance(one, list):
@@ -48,12 +48,12 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a number of characters, items or properties."""
+    """Return whether a value is a valid number of characters, items or properties."""
     return is_number(value) and value >= 0 and value == int(value) and value < 2**32
 
 
@@ -65,7 +65,7 @@ def _finite(value: float) -> bool:
 
 
 def unwritable(value: Any) -> str | None:
-    """Return why a value cannot be written exactly; None if it can."""
+    """Return why a value cannot be expressed exactly; None if it can."""
     left = [value]
     while left:
         part = left.pop()
@@ -76,26 +76,26 @@ def unwritable(value: Any) -> str | None:
         elif isinstance(part, str):
             bad = next((character for character in part if character < " " and character not in "\b\t\n\f\r"), None)
             if bad is not None or "\x7f" in part or any("\ud800" <= character <= "\udfff" for character in part):
-                return f"{shown(part)} has control characters or halves of surrogate pairs"
+                return f"{shown(part)} has control characters or lone surrogates"
         elif is_number(part) and (abs(part) > LARGEST or _digits(part) > DIGITS):
-            return f"{shown(part)} has more digits than are kept: whole numbers up to 2**53, others of {DIGITS} digits"
+            return f"{shown(part)} has too many digits: the limit is 2**53 for integers, {DIGITS} digits for others"
         elif isinstance(part, int | float) and not isinstance(part, bool) and not _finite(part):
-            return f"{shown(part)} is no number of JSON"
+            return f"{shown(part)} is not a JSON number"
     return None
 
 
 def _digits(value: float) -> int:
-    """Return the significant digits of a float; an integer has none that could be lost."""
+    """Return the number of significant digits of a float; 0 for an integer, which loses none."""
     return 0 if isinstance(value, int) else len(Decimal(repr(value)).as_tuple().digits)
 
 
 def strings(value: Any) -> list[str]:
-    """Return the strings of a list."""
+    """Return the strings in a list; an empty list for other values."""
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def at_pointer(document: Any, place: str) -> Any:
-    """Return what stands at a place; None if there is nothing."""
+    """Return the value at a JSON pointer; None if there is none."""
     value = document
     for part in place.split("/")[1:]:
         name = unescaped(part)
@@ -109,16 +109,16 @@ def at_pointer(document: Any, place: str) -> Any:
 
 
 def escaped(name: str) -> str:
-    """Return a name as a JSON pointer writes it."""
+    """Return a name, escaped for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def unescaped(part: str) -> str:
-    """Return the name that a part of a JSON pointer stands for."""
+    """Return the name of an escaped part of a JSON pointer."""
     return part.replace("~1", "/").replace("~0", "~")
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message."""
+    """Return a value for a message, truncated."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

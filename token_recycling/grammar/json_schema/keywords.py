@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema: which there are, since when, and about which values each says something."""
+"""Keywords of JSON Schema: their names, their first drafts, and the types of values that they constrain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IN_PLACE = (
     "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired",
     "dependentSchemas", "dependencies",
 )  # fmt: skip
-"""Those with schemas for the same value."""
+"""Keywords with schemas for the same value."""
 _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
     ("number", "integer"): ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     ("string",): ("minLength", "maxLength", "pattern"),
@@ -24,12 +24,12 @@ _ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
 }  # fmt: skip
 _ABOUT_ALL = ("type", "enum", "const", "format", "then", "else")
 _KEYWORDS = frozenset((*IN_PLACE, *_ABOUT_ALL, *(name for names in _ABOUT.values() for name in names)))
-"""Those that are no annotations."""
+"""Keywords other than annotations."""
 WITH_SCHEMAS = {
     "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems", "additionalItems",
     "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties", "propertyNames",
 }  # fmt: skip
-"""Those whose value is a schema or a list of them."""
+"""Keywords whose value is a schema or a list of schemas."""
 WITH_NAMED_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 SINCE = {
     "const": "06",
@@ -39,19 +39,19 @@ SINCE = {
     "maxContains": "2019-09",
     "prefixItems": "2020-12",
 }
-"""The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
+"""The first draft of keywords that change the meaning of others: validators of earlier drafts ignore them."""
 
 
 def keywords(schema: Any) -> Set[str]:
-    """Return the keywords of a schema that are no annotations, in its order."""
+    """Return the keywords of a schema except annotations, in its order."""
     return {name: None for name in schema if name in _KEYWORDS}.keys() if isinstance(schema, dict) else set()
 
 
 def about(keyword: str) -> tuple[str, ...]:
-    """Return the types of the values of which a keyword says something; none for a keyword about all values."""
+    """Return the types of values that a keyword constrains; () for a keyword about all values."""
     return next((types for types, names in _ABOUT.items() if keyword in names), ())
 
 
 def says_nothing(schema: Any) -> bool:
-    """Whether a schema admits every value, and says so."""
+    """Return whether a schema is `true` or `{}`, which admit every value."""
     return schema is True or schema == {}

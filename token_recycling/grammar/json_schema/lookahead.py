@@ -1,9 +1,9 @@
-"""Look-ahead at the beginning of a pattern, as further patterns that the string matches.
+"""Expresses look-ahead at the beginning of a pattern by additional patterns that the string must match.
 
-`^(?=.*[A-Z])(?!-).{8,}$` is three patterns: `^.*[A-Z]`, one that says how no string begins with a hyphen, and
-`^.{8,}$`. llguidance has neither look-ahead nor complements, but holds a string to several patterns. What `(?!...)`
-forbids may be a character at the beginning (`(?!\\d)`), words there (`(?!tmp|test$)`), only some characters
-(`(?!\\s*$)`), one at the end (`(?!.*-$)`), or one anywhere or two in a row (`(?!.*\\.\\.)`).
+`^(?=.*[A-Z])(?!-).{8,}$` becomes three patterns: `^.*[A-Z]`, a pattern of strings that do not begin with a hyphen, and
+`^.{8,}$`. llguidance has neither look-ahead nor complements, but can enforce several patterns on a string. `(?!...)`
+may forbid a character at the beginning (`(?!\\d)`), words there (`(?!tmp|test$)`), strings of certain characters only
+(`(?!\\s*$)`), a character at the end (`(?!.*-$)`), or one character anywhere or two in a row (`(?!.*\\.\\.)`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .json_values import shown
 from .patterns import WRITABLE, alternatives, excluding, group_end, translated
 
 _SET = r"(?:\\[dDwWsS]|\\[^\w\s]|\[(?:\\.|[^\]\\])+\]|[^\\^$.|?*+()\[\]{}])"
-"""One character of some, as a pattern says it."""
+"""Regular expression of a literal character, an escape or a class."""
 _MAX_PATTERNS = 16
-"""Most look-aheads of a pattern: each is one that llguidance follows along."""
+"""Maximum look-aheads of a pattern: llguidance tracks each as a pattern."""
 _LITERAL = r"(?:\\[^\w\s]|[^\\^$.|?*+()\[\]{}])"
 _POSITIVE = rf"(?!\[\^){_SET}"
 _NEWLINE = r"\n"
-"""To Python, `$` matches before one at the end too."""
+"""In Python, `$` also matches before a final newline."""
 _BEGINS, _IS_ONLY = re.compile(f"({_SET})"), re.compile(rf"({_POSITIVE})([*+])\$")
 _HAS, _ENDS = re.compile(rf"\.\*({_SET})"), re.compile(rf"\.\*({_POSITIVE})\$")
 _HAS_TWO = re.compile(rf"\.\*({_SET})({_SET})")
@@ -29,8 +29,8 @@ _WORD, _GROUP = re.compile(f"{_LITERAL}+"), re.compile(r"\((?:\?:)?([^()]*)\)(\$
 
 
 def conjuncts(pattern: str) -> list[str]:
-    """Return patterns in Rust's syntax; a string that matches all of them matches a pattern in both dialects. Where
-    look-ahead forbids something, some strings with line ends are left out. Raise ValueError for other syntax.
+    """Return patterns in Rust's syntax; a string that matches all of them matches `pattern` in both dialects. Negative
+    look-ahead excludes some further strings with line ends. Raise ValueError for unsupported syntax.
     """
     patterns, position = list[str](), 1
     while pattern.startswith("^") and pattern.startswith(("(?=", "(?!"), position):
@@ -42,19 +42,19 @@ def conjuncts(pattern: str) -> list[str]:
             raise ValueError(f"more than {_MAX_PATTERNS} look-aheads are not supported")
     rest = translated(f"^{pattern[position:]}" if patterns else pattern)
     if patterns and alternatives(rest):
-        raise ValueError("look-ahead is of the first alternative only; put the alternatives into a group")
+        raise ValueError("look-ahead applies only to the first alternative; put the alternatives into a group")
     return [rest, *patterns]
 
 
 def nowhere(pattern: str) -> list[str]:
-    """Return patterns in Rust's syntax; a string that matches all of them matches a pattern in neither dialect. Raise
-    ValueError where that cannot be expressed.
+    """Return patterns in Rust's syntax; a string that matches all of them matches `pattern` in neither dialect. Raise
+    ValueError if they cannot be expressed.
     """
     return [_without(one[1:] if one.startswith("^") else f".*{one}") for one in _alternatives(pattern)]
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the alternatives of a pattern that are in no group."""
+    """Return the alternatives of a pattern outside groups."""
     parts, start, position = list[str](), 0, 0
     while position < len(pattern):
         if skipped := _ESCAPE_OR_CLASS.match(pattern, position):
@@ -70,7 +70,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _without(pattern: str) -> str:
-    """Return the pattern of strings that do not begin with a match of another."""
+    """Return the pattern of strings that do not begin with a match of `pattern`."""
     if match := _BEGINS.fullmatch(pattern):
         return f"^(?:{_other(match[1])}{WRITABLE}*)?$"
     if match := _IS_ONLY.fullmatch(pattern):
@@ -91,12 +91,12 @@ def _without(pattern: str) -> str:
     excluded = None if words is None else excluding(*words)
     if excluded is None:
         look_ahead = shown(f"(?!{pattern})")
-        raise ValueError(f"{look_ahead} is not supported: it is of characters, two in a row, and words")
+        raise ValueError(f"{look_ahead} is not supported; use single characters, two in a row, or words")
     return excluded
 
 
 def _other(*sets: str) -> str:
-    """Return the class of the characters that are in none of some sets, in either dialect."""
+    """Return the class of the characters that are in none of the sets, in either dialect."""
     if len(sets) == 1 and sets[0].startswith("["):
         return translated(f"[{sets[0][2:]}" if sets[0].startswith("[^") else f"[^{sets[0][1:]}")
     members = (
@@ -106,7 +106,7 @@ def _other(*sets: str) -> str:
 
 
 def _words(pattern: str) -> tuple[list[str], list[str]] | None:
-    """Return the whole strings and the beginnings that a pattern matches; None if it has more than words."""
+    """Return the whole strings and the prefixes that a pattern of words matches; None for other patterns."""
     group = _GROUP.fullmatch(pattern)
     options, end = group.groups() if group else (pattern, "")
     texts, beginnings = list[str](), list[str]()

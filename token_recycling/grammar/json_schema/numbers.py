@@ -1,5 +1,5 @@
-"""Numbers of JSON schemas as llguidance holds them exactly: it computes in float64, and keeps a state of its lexer for
-each remainder of a division.
+"""Numbers of JSON schemas that llguidance enforces exactly: it computes in float64, and has a lexer state for each
+remainder of a division.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from .json_values import DIGITS, is_number
 
 LARGEST = 2**63 - 1024
-"""The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one. It reads no other
-bounds beyond it, so that numbers whose limits are have these instead.
+"""The largest float64 that is an int64. llguidance reads integer bounds as int64 and cannot read bounds beyond it, so
+numbers with weaker limits get this one on both sides.
 """
 INTEGERS = {
     "int64": (-LARGEST, LARGEST),
@@ -21,34 +21,32 @@ INTEGERS = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
 }
-"""The least and the largest number of formats of integers (OpenAPI's registry), as far as llguidance can tell."""
+"""The range of each integer format (OpenAPI's registry), as far as llguidance can represent it."""
 _MAX_REMAINDERS = 10_000
 _MAX_MULTIPLES = 1_000
-"""Most multiples that are listed."""
+"""Maximum number of multiples that are listed."""
 LARGEST_MULTIPLE = 2**48
-"""Largest number that is written as a multiple of a fraction: float64 keeps five binary places of it, which is as many
-as a step of `_MAX_REMAINDERS` has.
-"""
+"""Largest multiple of a fraction: float64 keeps five binary places of it, as many as a step of `_MAX_REMAINDERS`."""
 TOO_LARGE = 2**63
-"""Least of the limits that llguidance does not read."""
+"""The smallest limit that llguidance cannot read."""
 EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 LOWER = ("minimum", "exclusiveMinimum")
 
 
 class Limit(NamedTuple):
-    """A limit of numbers on one side."""
+    """A lower or upper limit."""
 
     value: float
     exclusive: bool
 
 
 def says_how_a_limit_is_meant(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a keyword is draft 4's boolean, which says whether the limit of another keyword is exclusive."""
+    """Return whether a keyword is draft 4's boolean that makes the limit of another keyword exclusive."""
     return keyword in EXCLUSIVE.values() and isinstance(schema.get(keyword), bool)
 
 
 def limit_of(keyword: str, schema: Mapping[str, Any]) -> Limit | None:
-    """Return the limit that a keyword of a schema sets; None if it sets none."""
+    """Return the limit that a keyword of a schema sets, or None."""
     value: Any = schema.get(keyword)
     if not is_number(value):
         return None
@@ -56,10 +54,11 @@ def limit_of(keyword: str, schema: Mapping[str, Any]) -> Limit | None:
 
 
 def inclusive(limit: Limit, upward: bool, whole: bool) -> float:
-    """Return a limit that numbers may reach for one that they may not where it is exclusive.
+    """Return an inclusive limit for a limit that may be exclusive.
 
-    It is no weaker, and has `DIGITS` digits: llguidance loses those of a limit after them, and a reader of an output as
-    float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are integers.
+    The result is no weaker, and has at most `DIGITS` digits: llguidance loses further digits of a limit, and a float64
+    reader loses further digits of an output. `upward`: whether it is a lower limit; `whole`: whether the numbers are
+    integers.
     """
     value, exclusive = limit
     if whole:
@@ -78,8 +77,9 @@ def inclusive(limit: Limit, upward: bool, whole: bool) -> float:
 def within(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of numbers with `minimum`, `maximum` and `multipleOf`.
 
-    llguidance 1.9.1 leaves out the numbers whose decimals a limit begins with, such as 0.7 below 0.75: they are listed.
-    Multiples are written with as many decimals as their step, or none, so that 0.5 is one of 0.5 and not of 0.25.
+    llguidance 1.9.1 misses numbers that are decimal prefixes of a limit, such as 0.7 below 0.75, so they are listed. It
+    writes multiples with as many decimals as the step, or none, so that 0.5 is a multiple of 0.5 but not of 0.25;
+    coarser steps are added.
     """
     least, most = keywords.get("minimum", -math.inf), keywords.get("maximum", math.inf)
     step = keywords.get("multipleOf")
@@ -96,14 +96,14 @@ def within(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _coarser(step: float) -> list[float]:
-    """Return the steps of the multiples of a step that have fewer decimals, but one at least."""
+    """Return the steps whose multiples are the multiples of `step` with fewer decimals, but at least one."""
     decimals = -int(Decimal(repr(step)).normalize().as_tuple().exponent)
     units = int(Decimal(repr(step)).scaleb(max(decimals, 0)))
     return [math.lcm(units, 10**fewer) / 10**decimals for fewer in range(1, decimals)]
 
 
 def _shorter(limit: float) -> list[float]:
-    """Return the numbers whose decimals a limit begins with."""
+    """Return the shorter numbers that are decimal prefixes of a limit."""
     if isinstance(limit, int) or limit.is_integer() or math.isinf(limit):
         return []
     whole, _, decimals = format(Decimal(repr(limit)), "f").partition(".")
@@ -111,7 +111,7 @@ def _shorter(limit: float) -> list[float]:
 
 
 def _float64(value: int, upward: bool) -> float:
-    """Return the next number of float64 that is no weaker a limit."""
+    """Return the nearest float64 that is no weaker as a limit."""
     nearest = float(value)
     if upward and nearest < value:
         return math.nextafter(nearest, math.inf)
@@ -121,14 +121,14 @@ def _float64(value: int, upward: bool) -> float:
 
 
 def inexact(step: float) -> str | None:
-    """Say why a number may be a multiple of `step` and not found to be one, or return None."""
+    """Return why validators may not recognize a multiple of `step`, or None."""
     if Decimal(repr(step)) == Decimal(step):
         return None
-    return f"{step} has no exact float64, in which most validators divide: to them some multiples are none"
+    return f"{step} has no exact float64, in which most validators divide: they reject some multiples"
 
 
 def multiples(step: float, least: float, most: float, whole: bool) -> list[float] | None:
-    """Return the multiples of `step` within limits that are multiples in float64 too; None if there are many."""
+    """Return the multiples of `step` within limits that are also multiples in float64; None if there are too many."""
     exact = Decimal(repr(step))
     first, last = (Decimal(repr(limit)) / exact for limit in (least, most))
     if not last - first <= _MAX_MULTIPLES:
@@ -139,13 +139,13 @@ def multiples(step: float, least: float, most: float, whole: bool) -> list[float
 
 
 def _is_multiple(number: float, step: float) -> bool:
-    """Whether a number is a multiple, exactly and in float64."""
+    """Return whether a number is a multiple, both exactly and in float64."""
     return not Decimal(repr(number)) % Decimal(repr(step)) and number / step % 1 == 0
 
 
 def too_many_remainders(step: float) -> str | None:
-    """Say why numbers cannot be held to multiples of `step`, or return None: each remainder is a state of the lexer,
-    of which sequences share a limited number.
+    """Return why multiples of `step` cannot be enforced, or None. Each remainder is a lexer state, and the number of
+    states is limited.
     """
     decimal = Decimal(repr(step))
     places = max(0, -int(decimal.normalize().as_tuple().exponent))

@@ -16,11 +16,11 @@ from .patterns import WRITABLE, before_a_newline, translated
 from .walk import Node
 
 _MAX_CHOICES = 50
-"""Most choices of properties by which their number is expressed."""
+"""Maximum number of choices of properties that express `minProperties` or `maxProperties`."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
-"""Most names and patterns of one object: time grows with their square."""
+"""Maximum names and patterns of one object: time grows with the square of their number."""
 _OF_NAMES = {"type", "pattern", "format", "enum", "const", "minLength", "maxLength"}
-"""Keywords by which names are told."""
+"""Keywords with which `propertyNames` can be expressed."""
 
 
 def express(node: Node) -> None:
@@ -72,9 +72,7 @@ def _required(node: Node) -> None:
 
 
 def _other_properties(node: Node) -> None:
-    """Express the schema of the properties that are not listed; where there is none, close the object if that may be
-    done.
-    """
+    """Express the schema of additional properties. If there is none, close the object if possible."""
     schema, own = node.schema, node.own
     if "additionalProperties" in schema:
         own["additionalProperties"] = node.child(schema["additionalProperties"], "additionalProperties")
@@ -87,8 +85,8 @@ def _other_properties(node: Node) -> None:
 
 
 def _unevaluated_properties(node: Node) -> None:
-    """Express the schema of the properties for which no schema that holds has one: with `anyOf` or `oneOf`, no branch
-    and none beside them.
+    """Express the schema of properties that no applicable schema evaluates: neither a valid branch of `anyOf` or
+    `oneOf`, nor the other keywords.
     """
     schema, own = node.schema, node.own
     compositions = [name for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)]
@@ -96,7 +94,7 @@ def _unevaluated_properties(node: Node) -> None:
     branches = [{"allOf": [others, branch]} for name in compositions for branch in schema[name]] or [others]
     evaluated = [node.walk.comparison.evaluated(branch, node.resource) for branch in branches]
     if None in evaluated or len(compositions) > 1:
-        why = "is supported beside $ref, allOf, and one anyOf or oneOf, of schemas that list properties"
+        why = "is supported only with $ref, allOf, and one anyOf or oneOf, of schemas that list properties"
         node.note("unevaluatedProperties", why)
         return
     rest = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
@@ -115,8 +113,8 @@ def _unevaluated_properties(node: Node) -> None:
 
 
 def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
-    """Express `patternProperties`. A name that a pattern matches in one dialect alone is left out where there are no
-    other properties, and satisfies the pattern's schema where others are free.
+    """Express `patternProperties`. A name that a pattern matches in only one dialect is excluded if additional
+    properties are forbidden; if they are unconstrained, the name's value must satisfy the pattern's schema.
     """
     rest = node.own.get("additionalProperties", True)
     own = node.own["patternProperties"] = dict[str, Schema]()
@@ -131,11 +129,11 @@ def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
         if (longer := before_a_newline(pattern)) is not None:
             own[longer] = False
         else:
-            node.note("patternProperties", f"{shown(pattern)} matches other names in Python than in ECMA-262")
+            node.note("patternProperties", f"{shown(pattern)} matches different names in Python and ECMA-262")
 
 
 def _property_names(node: Node) -> None:
-    """Express the names that properties may have by `patternProperties` or `properties`."""
+    """Express `propertyNames` by `patternProperties` or `properties`."""
     own, names = node.own, node.get("propertyNames", lambda value: isinstance(value, dict | bool), "a schema")
     if names is None or says_nothing(names):
         return
@@ -149,14 +147,14 @@ def _property_names(node: Node) -> None:
     if told is False:
         own["maxProperties"] = 0
     elif listing is None or "patternProperties" in own or "properties" in own:
-        forms = "a pattern, most formats, constants or lengths alone"
-        node.note("propertyNames", f"is supported of {forms}, without properties and patternProperties")
+        forms = "one of a pattern, most formats, constants or lengths"
+        node.note("propertyNames", f"is supported only for {forms}, without properties and patternProperties")
     else:
         own.update(listing, additionalProperties=False)
 
 
 def _listing(names: dict[str, Any], value: Schema) -> dict[str, Schema] | None:
-    """Return the keyword that lists properties of some names and a value; None where the names cannot be told."""
+    """Return the keyword for properties with these names and a value; None if the names cannot be expressed."""
     match {name: stated for name, stated in names.items() if (name, stated) != ("type", "string")}:
         case {"pattern": pattern, **others} if not others:
             return {"patternProperties": {pattern: value}}
@@ -170,12 +168,12 @@ def _listing(names: dict[str, Any], value: Schema) -> dict[str, Schema] | None:
     return None
 
 
-# Their number
+# Number of properties
 
 
 def _number_of_properties(node: Node) -> None:
-    """Express how many properties there are: of listed ones by choices of them, of others as far as names could not be
-    repeated to reach the number.
+    """Express `minProperties` and `maxProperties`: for listed properties by choices of names, otherwise only as far as
+    repeated names cannot reach the number.
     """
     own, required = node.own, node.own.get("required", ())
     optional = [
@@ -190,9 +188,9 @@ def _number_of_properties(node: Node) -> None:
         _choice_of_properties(node, "minProperties", optional, least, lambda names: {"required": names})
     elif least > 1:
         del own["minProperties"]
-        node.note("minProperties", "above 1 is not supported where names are not listed: one could be repeated")
+        node.note("minProperties", "above 1 is not supported unless all names are listed: a name could be repeated")
     elif 0 < len(optional) < _MAX_CHOICES:
-        # llguidance counts properties where all that are listed are required, or forbidden.
+        # llguidance counts properties only if all listed properties are required or forbidden.
         further = {"properties": dict.fromkeys(optional, False), "minProperties": own.pop("minProperties")}
         node.others.append(either([*({"required": [name]} for name in optional), further]))
     if listed and most >= len(optional):
@@ -207,9 +205,9 @@ def _number_of_properties(node: Node) -> None:
 def _choice_of_properties(
     node: Node, keyword: str, names: list[str], number: int, holds: Callable[[list[str]], Schema]
 ) -> None:
-    """Express a keyword by what holds for one at least of the choices of a number of names."""
+    """Express a keyword as a schema that holds for at least one choice of `number` names."""
     del node.own[keyword]
     if math.comb(len(names), number) > _MAX_CHOICES:
-        node.note(keyword, f"is supported where at most {_MAX_CHOICES} choices of names make it up")
+        node.note(keyword, f"is supported only if at most {_MAX_CHOICES} choices of names satisfy it")
     else:
         node.others.append(either(holds([*chosen]) for chosen in itertools.combinations(names, number)))

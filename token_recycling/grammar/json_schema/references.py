@@ -13,28 +13,30 @@ from .keywords import SINCE, WITH_NAMED_SCHEMAS, WITH_SCHEMAS
 
 
 class References:
-    """What the references of a document name."""
+    """Resolves the references of a document."""
 
     def __init__(self, document: Any) -> None:
         self._document = document
 
     @cached_property
     def draft(self) -> str:
-        """Return the draft that the document names, such as `2019-09` or `07`; the newest one by default."""
+        """The draft that the document declares, such as `2019-09` or `07`; 2020-12 by default."""
         dialect = self._document.get("$schema") if isinstance(self._document, dict) else None
         named = re.search(r"/draft[-/](0[0-7]|20[0-9]{2}-[0-9]{2})/", dialect) if isinstance(dialect, str) else None
         return named[1] if named else "2020-12"
 
     def knows(self, keyword: str) -> bool:
-        """Whether the draft has a keyword."""
+        """Return whether the draft has a keyword."""
         return self.draft >= SINCE.get(keyword, "")
 
     def effective(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords of a schema that count: before draft 2019-09, `$ref` hides those beside it."""
+        """Return the keywords of a schema that have effect: before draft 2019-09, `$ref` hides its siblings."""
         return {"$ref": schema["$ref"]} if self.draft < "2019-09" and "$ref" in schema else schema
 
     def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
-        """Return the place that a reference within a resource names, and its resource; None if there is none."""
+        """Return the place that a reference within a resource refers to, and the resource of that place; None if it
+        does not exist.
+        """
         if not isinstance(reference, str):
             return None
         url, fragment = urldefrag(reference)
@@ -58,19 +60,19 @@ class References:
         return place, resource
 
     def is_static(self, reference: Any) -> bool:
-        """Whether a `$dynamicRef` or `$recursiveRef` names one schema, whatever schemas have led to it."""
+        """Return whether a `$dynamicRef` or `$recursiveRef` refers to the same schema in every dynamic scope."""
         name = unquote(urldefrag(reference).fragment) if isinstance(reference, str) else ""
         named = [place for key, place in self.anchors.items() if key.endswith(f" {name}")]
         return len(named) == 1 if name and not name.startswith("/") else not self.has_resources
 
     @cached_property
     def has_resources(self) -> bool:
-        """Whether some references are relative to another schema than the document."""
+        """Whether some references are relative to a subschema instead of the document."""
         return any(place != "#" for _, place in self.anchors.values())
 
     @cached_property
     def anchors(self) -> dict[str, tuple[str, str]]:
-        """Places with `$id` by their URL, and with `$anchor` by their resource and name, each with its resource."""
+        """Places with `$id` by URL, and with `$anchor` by resource and name, each with its resource."""
         anchors: dict[str, tuple[str, str]] = {}
         base = _id(self._document)
         if base:
@@ -95,7 +97,9 @@ class References:
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the places and values of the keywords of a schema that hold others: an `$id` elsewhere names nothing."""
+    """Yield the places and values of the keywords of a schema that contain subschemas: an `$id` elsewhere has no
+    meaning.
+    """
     for keyword, value in schema.items():
         if keyword in WITH_SCHEMAS:
             yield keyword, value
@@ -110,6 +114,6 @@ def _id(schema: Any) -> str:
 
 
 def is_resource(schema: dict[str, Any]) -> bool:
-    """Whether references within a schema are relative to it."""
+    """Return whether references within a schema are relative to it."""
     name = schema.get("$id")
     return isinstance(name, str) and not name.startswith("#")

@@ -1,4 +1,4 @@
-"""Types, constants, numbers and strings."""
+"""Keywords about types, constants, numbers and strings."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _enum(node: Node) -> None:
 
 
 def _limit(node: Node, name: str) -> None:
-    """Express the limits of one side, `minimum` or `maximum`, by the strictest of them."""
+    """Express the limits on one side, `minimum` or `maximum`, by the strictest one."""
     upward, whole = name in LOWER, "number" not in node.kinds
     limits = list[float]()
     for keyword in (EXCLUSIVE[name], name):
@@ -124,7 +124,7 @@ def _multiple_of(node: Node) -> None:
 
 
 def _range(node: Node) -> None:
-    """Express the limits of numbers that are not integers by alternatives where llguidance needs some."""
+    """Express the limits of non-integers by alternatives, if llguidance needs them."""
     keywords: dict[str, Any] = {
         name: node.own[name] for name in ("minimum", "maximum", "multipleOf") if name in node.own
     }

@@ -1,4 +1,4 @@
-"""The walk over the schemas of a document, and each of them on the way with its keywords that can be enforced."""
+"""The walk over the schemas of a document, and the node of each schema with its enforceable keywords."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .keywords import IN_PLACE, SINCE, keywords
 from .references import References, is_resource
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
-"""Most levels that schemas are nested, and schemas in one; each costs some microseconds."""
+"""Maximum nesting depth and number of schemas; each costs a few microseconds."""
 
 Translation = TypeVar("Translation")
 
 
 class Walk:
-    """One pass over the schemas of a document that its root refers to."""
+    """One pass over all schemas of a document that can be reached from its root."""
 
     def __init__(self, document: Schema, closing: bool, express: Sequence[Callable[[Node], None]]) -> None:
-        """`closing`: whether objects are closed where they may be; `express`: functions which each express some
-        keywords of a node.
+        """`closing`: whether to close objects where possible; `express`: functions that each express some keywords of a
+        node.
         """
         self.document, self.closing, self._express = document, closing, express
         self.unenforced: list[Unenforced] = []
         self.parts: list[Part] = []
-        """Every schema, the innermost first."""
+        """All schemas, the innermost first."""
         self.references = References(document)
         self.comparison = Comparison(document, self.references)
         self.complements = Complements(document, self.references, self.comparison)
         self._names: dict[tuple[str, bool], str] = {}
-        """For each place that is referred to, and whether its objects are closed, its name among the definitions."""
+        """The names of definitions, by place and by whether their objects are closed."""
         self._pending: list[tuple[str, str, bool]] = []
-        """The definitions that are still to be walked: place, resource, and whether their objects are closed."""
+        """The definitions that have not been walked yet: place, resource, and whether their objects are closed."""
         self._nodes = 0
 
     def result(self) -> Schema:
-        """Return the document as it can be enforced, with the schemas that others refer to as `$defs`."""
+        """Return the enforceable part of the document, with referenced schemas in `$defs`."""
         self._check_dialect()
         root, definitions = self.subschema(self.document, "#", "#", self.closing), dict[str, Schema]()
         while self._pending:
@@ -52,21 +52,21 @@ class Walk:
         return root
 
     def _check_dialect(self) -> None:
-        """Note a dialect that is none, or has other keywords than those known here."""
+        """Note an invalid or unsupported dialect in `$schema`."""
         named = self.document.get("$schema", "") if isinstance(self.document, dict) else ""
         if not isinstance(named, str):
             self.note("#", "$schema", f"must be a string, got {shown(named)}", mistaken=True)
         elif self.references.draft < "04":
-            self.note("#", "$schema", f"draft {self.references.draft} is not supported; drafts from 04 on are")
+            self.note("#", "$schema", f"draft {self.references.draft} is not supported; use draft 04 or later")
 
     def note(self, place: str, keyword: str, why: str, mistaken: bool = False) -> None:
-        """List a keyword as unenforced, once."""
+        """List a keyword as unenforced, without repetition."""
         entry = Unenforced(f"{place}/{escaped(keyword)}", why, mistaken)
         if entry not in self.unenforced[-50:]:
             self.unenforced.append(entry)
 
     def subschema(self, schema: Any, place: str, resource: str, closed: bool) -> Schema:
-        """Return one schema as it can be enforced; `resource`: the place of the schema whose base URI it has; `closed`:
+        """Return the enforceable part of a schema; `resource`: the place of the schema with its base URI; `closed`:
         whether its objects may be closed.
         """
         if isinstance(schema, bool):
@@ -77,7 +77,9 @@ class Walk:
         if self._nodes > MAX_NODES:
             raise ValueError(f"the schema has more than {MAX_NODES:,} parts; make it smaller")
         if place.count("/") > MAX_DEPTH:
-            raise ValueError(f"{place[:80]}...: schemas are nested in more than {MAX_DEPTH} levels; nest fewer")
+            raise ValueError(
+                f"{place[:80]}...: schemas are nested more than {MAX_DEPTH} levels deep; reduce the nesting"
+            )
         if place != "#" and is_resource(schema):
             resource = place
         node = Node(self, schema, place, resource, closed)
@@ -86,7 +88,7 @@ class Walk:
         return node.result()
 
     def definition(self, place: str, resource: str, closed: bool) -> Schema:
-        """Return a reference to the schema at a place, which will be one of the definitions."""
+        """Return a reference to the schema at a place, which becomes a definition."""
         name = self._names.get((place, closed))
         if name is None:
             name = self._names[place, closed] = str(len(self._names))
@@ -95,26 +97,28 @@ class Walk:
 
 
 class Node:
-    """One schema, and what of it can be enforced: one schema of its own keywords, and others for the same value."""
+    """One schema and its enforceable part: its own keywords, and further schemas for the same value."""
 
     def __init__(self, walk: Walk, schema: dict[str, Any], place: str, resource: str, closed: bool) -> None:
         self.walk, self.schema, self.place, self.resource, self.closed = walk, schema, place, resource, closed
         self.own: dict[str, Any] = {}
-        """Its keywords about values themselves."""
+        """Its enforceable keywords, except those with schemas for the same value."""
         self.others: list[Schema] = []
-        """Schemas for the same value."""
+        """Further schemas for the same value."""
         self.kinds = {*TYPES}
-        """The types that its values may have."""
+        """The possible types of its values."""
         self.in_place = [name for name in IN_PLACE if name in schema]
         """Its keywords with schemas for the same value."""
         self.within_branches: list[Schema] = []
-        """For each branch of its `anyOf` or `oneOf` what else holds for the values of it, if anything does."""
+        """For each branch of its `anyOf` or `oneOf`, an additional schema for the branch's values; empty if there are
+        none.
+        """
         for keyword in SINCE:
             if keyword in schema and not walk.references.knows(keyword):
-                self.note(keyword, f"is no keyword of draft {walk.references.draft}, which $schema names")
+                self.note(keyword, f"is not a keyword of draft {walk.references.draft}, which $schema names")
 
     def result(self) -> Schema:
-        """Return its keywords together with the schemas for the same value."""
+        """Return its own keywords together with the further schemas."""
         if self.own:
             self.walk.parts.append(Part(self.place, self.own, self.schema))
         result = self._conjunction()
@@ -133,14 +137,14 @@ class Node:
         own["allOf"] = others
         return own
 
-    # What the functions that express keywords ask
+    # Used by the functions that express keywords
 
     def note(self, keyword: str, why: str, mistaken: bool = False) -> None:
         """List a keyword as unenforced."""
         self.walk.note(self.place, keyword, why, mistaken)
 
     def get(self, keyword: str, valid: Callable[[Any], bool], what: str) -> Any:
-        """Return the value of a keyword; None if it is missing, or is none of those that are valid, which is noted."""
+        """Return the value of a keyword; None if it is missing or invalid. An invalid value is noted."""
         value = self.schema.get(keyword)
         if keyword not in self.schema or valid(value):
             return value
@@ -153,7 +157,7 @@ class Node:
         return None if value is None else int(value)
 
     def translated(self, keyword: str, pattern: str, translate: Callable[[str], Translation]) -> Translation | None:
-        """Return a pattern of a keyword in Rust's syntax; None if it has no translation, which is noted."""
+        """Return a keyword's pattern in Rust's syntax; None, with a note, if it has no translation."""
         try:
             return translate(pattern)
         except ValueError as error:
@@ -161,21 +165,21 @@ class Node:
             return None
 
     def child(self, schema: Any, *names: str | int, closed: bool = True) -> Schema:
-        """Return a schema within this one as it can be enforced; `names` lead to it."""
+        """Return the enforceable part of a subschema; `names`: its path from this schema."""
         place = "/".join([self.place, *(escaped(str(name)) for name in names)])
         return self.walk.subschema(schema, place, self.resource, closed and self.walk.closing)
 
     def definition(self, keyword: str) -> Schema:
-        """Return a reference to the schema of a keyword, for where it is needed many times."""
+        """Return a reference to the schema of a keyword, for repeated use."""
         return self.walk.definition(f"{self.place}/{keyword}", self.resource, closed=False)
 
     def reference(self, keyword: str) -> Schema | None:
-        """Return a reference to the schema that a keyword names; None, which is noted, if there is none, or if it
-        depends on the references before.
+        """Return a reference to the schema that a keyword names; None, with a note, if there is none, or if it depends
+        on earlier references.
         """
         reference = self.schema[keyword]
         if keyword != "$ref" and not self.walk.references.is_static(reference):
-            self.note(keyword, "is supported where one schema alone has the anchor or the document has one $id")
+            self.note(keyword, "is supported only if one schema has the anchor, or the document has one $id")
             return None
         target = self.walk.references.resolved(reference, self.resource)
         if target is not None:
@@ -189,31 +193,31 @@ class Node:
         return None
 
     def is_only(self, keyword: str) -> bool:
-        """Whether it has no other keyword than perhaps `type`."""
+        """Return whether the schema has no other keyword, except perhaps `type`."""
         return keywords(self.schema) - {"type"} == {keyword}
 
     def exclusive(self, schemas: Sequence[Any], written: Sequence[Any] = ()) -> bool:
-        """Whether it is certain that no value is valid under two of some schemas within this one; `written`: schemas of
-        the values that are written for each, if not all are.
+        """Return whether it is certain that no value is valid under two of the subschemas; `written`: for each, a
+        schema of the values that outputs may have, if narrower.
         """
         return self.walk.comparison.exclusive(schemas, self.resource, written)
 
     def is_about_objects(self, schema: Any) -> bool:
-        """Whether a schema within this one says something, and of objects alone."""
+        """Return whether a subschema constrains objects and nothing else."""
         return self.walk.comparison.is_about_objects(schema, self.resource)
 
     def closed_objects(self, schema: Any) -> Schema:
-        """Return a schema within this one whose objects are closed if they may be."""
+        """Return a subschema with its objects closed, if possible."""
         return self.walk.comparison.closed(schema, self.resource)
 
     def complement(self, schema: Any, beside: Schema = True) -> Schema | None:
-        """Return the schema of those values of this schema, and of another, that are not valid under a third; None
-        where it cannot be expressed.
+        """Return the schema of values of this schema and of `beside` that are invalid under `schema`; None if it cannot
+        be expressed.
         """
         return self.walk.complements.of(schema, {"allOf": [self.schema, beside]}, self.resource)
 
     def lacking(self, schema: Any, other: Any) -> Schema | None:
-        """Return the schema of values that lack a property which one schema within this one requires, and another does
-        not; None where it requires no more.
+        """Return the schema of values that lack a property required by the subschema `schema` but not by `other`; None
+        if there is no such property.
         """
         return self.walk.complements.lacking(schema, other, self.resource)
