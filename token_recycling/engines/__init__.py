@@ -1,4 +1,4 @@
-"""Adapters of serving engines: one file each, and what they share in `engine`."""
+"""Adapters for serving engines: one file each; shared code is in `engine`."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -6,15 +6,15 @@ from importlib.metadata import PackageNotFoundError, version
 from .._util.versions import release
 
 SGLANG = (0, 5, 23)
-"""The release of SGLang whose NGRAM worker `sglang` overrides; its parts change with every release."""
+"""The release of SGLang whose NGRAM worker `sglang` overrides; the worker's internals change with every release."""
 
 
 def register_sglang() -> None:
-    """Make the algorithm TOKEN_RECYCLING known to SGLang, whose plug-in entry point this is.
+    """Register the algorithm TOKEN_RECYCLING with SGLang; this is the plug-in entry point.
 
-    SGLang calls it in every process of every start, whatever is served. So nothing is imported, logged or raised here
-    for another SGLang or without numba, unless the command line asks for the algorithm; then RuntimeError or
-    ImportError says what is missing.
+    SGLang calls it in every process at every start, whatever is served. So nothing is imported, logged or raised for
+    another SGLang release or without numba, unless the command line requests the algorithm; in that case RuntimeError
+    or ImportError names what is missing.
     """
     asked = any(argument.upper().endswith("TOKEN_RECYCLING") for argument in sys.argv)
     try:

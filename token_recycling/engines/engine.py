@@ -1,11 +1,11 @@
-"""Shared by the engine adapters: options, the cost of steps, the recycler of a replica with its file, and checks.
+"""Shared by the engine adapters: options, the cost of steps, the matrix of a replica with its file, and checks.
 
-An engine schedules, verifies and samples; its adapter reads tokens and logits, and proposes drafts. What passes over
-1, 2, ... tokens take is learned from every step, with drafting and learning included. Kernels for few tokens may make a
-pass over two tokens dearer than one over five, so times may fall with the number of tokens; a draft is then as long as
-the cheapest pass allows.
+An engine schedules, verifies and samples; its adapter reads tokens and logits, and proposes drafts. The time of passes
+over 1, 2, ... tokens is learned from every step, drafting and learning included. Kernels for few tokens may make a pass
+over two tokens slower than one over five, so times may decrease with the number of tokens; a draft then has the length
+of the cheapest pass.
 
-One process of a replica saves the matrix, at intervals and at the end.
+One process of a replica saves the matrix, periodically and at the end.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("token_recycling")
 
 _OURS = "token_recycling"
-"""Attribute of an engine's record that has the recycler of a request, and of functions that are wrapped."""
+"""Attribute for the recycler of a request on an engine's record of it, and attribute that marks wrapped functions."""
 _POWERS = np.array([1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0])
-"""Powers of probabilities that are compared with what was accepted."""
+"""Candidate powers of predicted probabilities, compared with observed acceptance."""
 _ACCEPTED, _PREDICTED = 18.0, 18.0 * np.linspace(1.1, 0.8, len(_POWERS))
-"""Prior of accepted tokens, and of those predicted by each power."""
+"""Prior of accepted tokens, and of the tokens predicted by each power."""
 _KEPT, _FORGOTTEN = 0.99, 0.2
-"""Exponential decay per step; accepted and predicted tokens that a step without a draft counts for."""
+"""Exponential decay per step; accepted and predicted tokens that a step without a draft counts as."""
 _LOSS, _KEPT_GAIN = -2.0, 0.98
-"""Sum of the gains of drafted steps, in plain steps, at which drafts become stricter; its decay per step."""
+"""Sum of the gains of drafted steps, in plain steps, below which drafts become stricter; its decay per step."""
 _STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
-"""Factor on expected gains for each loss, the least it may come to, and the steps after which one loss is forgotten."""
+"""Factor on expected gains per loss, its lower bound, and the number of steps after which one loss is forgotten."""
 _FILLERS = 8
-"""Most tokens that fill up a step."""
+"""Maximum number of filler tokens in a step."""
 SAVED_EVERY = 30.0
 """Seconds between two saves of the matrix."""
 
@@ -61,13 +61,13 @@ class EngineOptions(Options):
     """Options in the engine's own configuration."""
 
     token_cost: float = 0.06
-    """Cost of each further token of a pass relative to a pass over one token. vLLM starts with it and measures; at 0
-    every chain is as long as the engine allows. Not for trees, whose size is the engine's.
+    """Cost of each further token of a pass relative to a pass over one token. vLLM uses it as a prior for its
+    measurements; with 0 every chain has the engine's maximum length. Not for trees, whose size the engine sets.
     """
     learns: bool = True
-    """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
+    """Learn from all requests. Otherwise the matrix stays as loaded and no request leaves a trace in it."""
     matrix: str = ""
-    """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
+    """File of the matrix: loaded at startup if it exists, saved periodically and at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,35 +76,34 @@ class EngineOptions(Options):
 
     @classmethod
     def parse(cls, options: object) -> EngineOptions:
-        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError or
-        TypeError."""
+        """Return options from a mapping, as in an engine's configuration; raises ValueError or TypeError."""
         if not isinstance(options, Mapping):
             raise ValueError(f"options of token_recycling must be an object of names and values, got {options!r}")
         return cls(**read_options(cls, "token_recycling", given=options))
 
 
 class StepCosts:
-    """The cost of steps by their tokens, learned or fixed, and how far drafts keep what they promise.
+    """The cost of steps by their number of tokens, learned or fixed, and the accuracy of forecasts.
 
-    It is apart from the `Pacer` of the loop, with which it shares the cost curve and the rule of what pays
-    (`costs`). The loop makes passes itself: it times drafting and verifying apart, and can leave drafting out.
-    An engine shows whole steps, of which several tokens may take less time than one.
+    It shares the cost curve and the rule for the number of nodes (`costs`) with the loop's `Pacer`. The loop makes
+    passes itself: it times drafting and verification separately, and can skip drafting. An engine exposes only whole
+    steps, in which several tokens may take less time than one.
     """
 
     def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
-        """`seconds` (n,) float64: of steps over 1, 2, ... tokens, until they are measured; fixed unless `learns`."""
+        """`seconds` (n,) float64: prior times of steps over 1, 2, ... tokens; fixed unless `learns`."""
         self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
         self._accepted, self._predicted = _ACCEPTED, _PREDICTED
         self._power = self._fitting_power() if learns else 1.0
         self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
         self.seconds = seconds
-        """(n,) float64: of steps over 1, 2, ... tokens."""
+        """(n,) float64: times of steps over 1, 2, ... tokens."""
         self.steps_without = 0
-        """Steps since the last draft, where costs are learned."""
+        """Steps since the last draft, if costs are learned."""
         self._find_cheapest()
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Record the time of a step over so many tokens, drafting and learning included."""
+        """Record the time of a step over `tokens` tokens, drafting and learning included."""
         if self._curve is not None:
             self._curve.took(tokens, seconds)
             if self._curve.seconds is not self.seconds:
@@ -112,8 +111,8 @@ class StepCosts:
                 self._find_cheapest()
 
     def gave(self, sequences: int, tokens: int, accepted: int, gains: np.ndarray) -> None:
-        """Record a step of `sequences` sequences over so many tokens: how many drafted ones were accepted, and their
-        gains (n,) as forecast. The time of the step counts as learned, since single times are noisy.
+        """Record the outcome of a step of `sequences` sequences over `tokens` tokens: how many drafted tokens were
+        accepted, and the forecast gains (n,). The learned time of such a step is used: single measurements are noisy.
         """
         if self._curve is None:
             return
@@ -137,18 +136,18 @@ class StepCosts:
             self._strictness = max(_LEAST, self._strictness * _STRICTER)
 
     def _fitting_power(self) -> float:
-        """Return the power of forecasts that would have predicted what was accepted."""
+        """Return the power of the forecasts that would have predicted the accepted tokens."""
         return float(np.interp(-self._accepted, -self._predicted, _POWERS))
 
     def expected(self, gains: np.ndarray) -> np.ndarray:
-        """Return forecast gains (n,) as the outcomes of past drafts correct them. Forecasts near 1 are right more often
-        than those in between, so a power corrects them all; after losses they count for less.
+        """Return forecast gains (n,) corrected by the outcomes of past drafts. Forecasts near 1 are right more often
+        than those in between, so all are raised to a common power; after losses they are scaled down.
         """
         return gains.astype(np.float64) ** self._power * self._strictness
 
     def paying(self, drafts: Sequence[np.ndarray], read_again: int = 0) -> list[int]:
         """Return how many nodes of each draft to verify, the root included; `drafts` are their gains (n,).
-        `read_again`: tokens that the step reads besides.
+        `read_again`: number of additional tokens that the step reads.
         """
         sizes = [len(gains) for gains in drafts]
         if not any(sizes):
@@ -160,17 +159,17 @@ class StepCosts:
         return (1 + np.bincount(np.repeat(np.arange(len(drafts)), sizes)[paying], minlength=len(drafts))).tolist()
 
     def filled(self, tokens: int, most: int) -> int:
-        """Return the number of tokens whose step takes least time: `tokens`, or up to 8 more, at most `most`."""
+        """Return the number of tokens with the fastest step: `tokens`, or up to 8 more, at most `most`."""
         most = min(most, tokens + _FILLERS, len(self.seconds))
         return tokens if most <= tokens else tokens + int(self.seconds[tokens - 1 : most].argmin())
 
     def _find_cheapest(self) -> None:
         self.cheapest = np.minimum.accumulate(self.seconds[::-1])[::-1].copy()
-        """(n,) float64: of steps over at least 1, 2, ... tokens: a draft may be filled up."""
+        """(n,) float64: times of steps over at least 1, 2, ... tokens, since drafts may be filled up."""
 
 
 class TokenBuffer:
-    """The tokens of one sequence in an array that grows, so that a step copies only what is new."""
+    """The tokens of one sequence in a growing array, so that a step copies only new tokens."""
 
     def __init__(self, tokens: Sequence[int] | np.ndarray = (), dtype: type[np.integer] = np.int32) -> None:
         self._array = np.array(tokens, dtype)
@@ -181,7 +180,7 @@ class TokenBuffer:
 
     @property
     def tokens(self) -> np.ndarray:
-        """(length,): a view, which holds until the next `extend`."""
+        """(length,): a view, valid until the next `extend`."""
         return self._array[: self._length]
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
@@ -194,16 +193,16 @@ class TokenBuffer:
 
 
 class Observed(NamedTuple):
-    """Candidates of one step on their way from a device to the host."""
+    """Candidates of one step that are being copied from a device to the host."""
 
     ngrams: np.ndarray  # (n, orders) int64
-    rows: np.ndarray  # (n,) int64: of the candidates, one for each n-gram
+    rows: np.ndarray  # (n,) int64: rows of the candidates, one per n-gram
     packed: torch.Tensor  # (2, m, k) int32 in pinned memory, as of `packed_candidates`
     arrived: torch.Event
 
 
 class Replica:
-    """The matrix of all requests of a replica with its file, and the recycler of each request."""
+    """The matrix shared by all requests of a replica, its file, and the recycler of each request."""
 
     def __init__(
         self,
@@ -214,9 +213,9 @@ class Replica:
         saves: bool = True,
         **shape: Any,
     ) -> None:
-        """`nodes`: most drafted tokens of a request; `saves`: whether this process writes the file; `shape`: `chains`
-        and `corrected` as of `Recycler`. Raises ValueError, and MatrixFileError for a file that is damaged or of
-        another model, `tokenizer` or options.
+        """`nodes`: maximum drafted tokens of a request; `saves`: whether this process writes the file; `shape`:
+        `chains` and `corrected` of `Recycler`. Raises ValueError, and MatrixFileError for a file that is damaged or
+        belongs to another model, `tokenizer` or options.
         """
         self.matrix, self.options, self.nodes, self.learns = (
             options.new_matrix(vocab_size),
@@ -226,7 +225,7 @@ class Replica:
         )
         self._shape = shape
         self._recorders: list[tuple[weakref.ref[Recycler], Recorder]] = []
-        """Of all recyclers, to record the last tokens of those that are gone."""
+        """Recorders of all recyclers, to record the last tokens of collected ones."""
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
         if self._path is not None and find_spec("safetensors") is None:
@@ -238,11 +237,11 @@ class Replica:
             self.matrix.load(self._path, tokenizer)
             logger.info("loaded %s from %s", self.matrix, self._path)
         elif self._path is not None and not options.learns:
-            raise ValueError(f"there is no matrix file {self._path}, and learns is false; let one be learned")
+            raise ValueError(f"there is no matrix file {self._path}, and learns is false; learn one first")
 
     def begin(self, tokens: np.ndarray, prediction: Sequence[int] = (), answered: int = 0) -> Recycler:
         """Return the recycler of a new sequence (length,), with the predicted output: see `Recycler.predict`. The last
-        tokens of a sequence are recorded once its recycler is gone and another sequence begins.
+        tokens of a sequence are recorded once its recycler is collected and another sequence begins.
         """
         self._record_ended()
         recycler = Recycler(
@@ -261,8 +260,8 @@ class Replica:
     def recycler_of(
         self, request: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
     ) -> Recycler:
-        """Return the recycler kept on an engine's record of a request. It is a new one where the request does not
-        continue with `tokens` (length,); see `begin`.
+        """Return the recycler stored on an engine's record of a request; a new one if `tokens` (length,) do not
+        continue the request's sequence. See `begin`.
         """
         recycler: Recycler | None = getattr(request, _OURS, None)
         if recycler is None or not recycler.continues(tokens):
@@ -271,13 +270,13 @@ class Replica:
         return recycler
 
     def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
-        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders), if the options allow it."""
+        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders), if the options allow learning."""
         if self.learns:
             self.matrix.learn_logits(ngrams, logits)
 
     def observe_logits(self, ngrams: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
-        """Learn from the rows (n,) int64 of the target's logits (m, vocabulary), which follow n-grams (n, orders). On a
-        device other than the CPU nothing waits: the candidates are copied, and learned by `learn_observed`.
+        """Learn from the rows (n,) int64 of the target's logits (m, vocabulary), after n-grams (n, orders). On devices
+        other than the CPU nothing waits: candidates are copied asynchronously, and learned by `learn_observed`.
         """
         if not self.learns or not len(rows):
             return
@@ -286,14 +285,14 @@ class Replica:
             return
         import torch
 
-        # Of all rows: choosing some of them on the device would copy their logits.
+        # Copy all rows: selecting some on the device would copy their logits.
         packed = torch.stack(packed_candidates(logits, self.options.k)).to("cpu", non_blocking=True)
         arrived = torch.Event(logits.device)
         arrived.record()
         self._observed.append(Observed(ngrams, rows, packed, arrived))
 
     def learn_observed(self, newest: bool) -> None:
-        """Learn what was observed; `newest`: the last step too, for whose forward pass this waits."""
+        """Learn from the observed steps; `newest`: including the last one, whose forward pass this waits for."""
         while len(self._observed) > (not newest):
             ngrams, rows, packed, arrived = self._observed.popleft()
             arrived.synchronize()
@@ -301,14 +300,14 @@ class Replica:
             self.matrix.learn(ngrams, ids[rows], probabilities[rows])
 
     def _record_ended(self) -> None:
-        """Record the last tokens of the sequences whose recyclers are gone."""
+        """Record the last tokens of sequences whose recyclers were collected."""
         for recycler, recorder in self._recorders:
             if recycler() is None:
                 recorder.add((), ends=True)
         self._recorders = [(recycler, recorder) for recycler, recorder in self._recorders if recycler() is not None]
 
     def save(self) -> None:
-        """Write the matrix to its file if something was learned; a disk that refuses is logged, and tried again."""
+        """Write the matrix to its file if something was learned; a failure is logged, and the next save tries again."""
         self.learn_observed(newest=True)
         if not self._saves or self._kept == self.matrix.lessons:
             return
@@ -321,12 +320,12 @@ class Replica:
             logger.exception("the matrix could not be saved in %s", self._path)
 
     def save_if_due(self) -> None:
-        """Saves where the interval is over."""
+        """Save if the interval has passed."""
         if time.monotonic() - self._saved >= SAVED_EVERY:
             self.save()
 
     def warm_up(self, tokens: type[np.integer]) -> None:
-        """Compile what a step needs, for n-grams of token arrays of that type, so that no request waits for it."""
+        """Compile the code of a step, for n-grams of token arrays of that dtype, so that no request waits for it."""
         warm_up()
         one = np.ones(1, np.int64)
         ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)
@@ -334,7 +333,7 @@ class Replica:
 
 
 def check_version(name: str, version: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:
-    """Raises RuntimeError unless `version` of an engine is at least `lowest` and before `beyond`."""
+    """Raise RuntimeError unless `version` of an engine is at least `lowest` and before `beyond`."""
     if not lowest <= release(version) < beyond:
         first, later = (".".join(map(str, numbers)) for numbers in (lowest, beyond))
         raise RuntimeError(
@@ -343,7 +342,7 @@ def check_version(name: str, version: str, lowest: tuple[int, ...], beyond: tupl
 
 
 def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ...], more: bool = False) -> None:
-    """Raises RuntimeError unless `function`, or None, has the parameters `wanted`; with `more`, others may follow."""
+    """Raise RuntimeError unless `function`, or None, has the parameters `wanted`; with `more`, others may follow."""
     parameters = tuple(inspect.signature(function).parameters) if function is not None else ()
     if (parameters[: len(wanted)] if more else parameters) != wanted:
         expected = f"({', '.join(wanted)}{', ...' if more else ''})"
@@ -353,8 +352,8 @@ def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ..
 
 
 def check_attributes(engine: str, owner: type, names: Iterable[str]) -> None:
-    """Raise RuntimeError unless objects of a class have these attributes: methods, fields, or names that occur in the
-    code of a constructor, since nothing is constructed here.
+    """Raise RuntimeError unless objects of a class have these attributes: methods, fields, or names in the code of its
+    constructor, since no object is created here.
     """
     attributes: set[str] = set()
     for each in owner.__mro__:
@@ -376,8 +375,8 @@ def wrap_once(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
     more: bool = False,
 ) -> None:
-    """Puts `wrap(function)` in the place of a function of a class or module, once a process; raises RuntimeError as
-    `check_signature`.
+    """Replace a function of a class or module by `wrap(function)`, once per process; raises RuntimeError as
+    `check_signature` does.
     """
     original = getattr(owner, name, None)
     if getattr(original, _OURS, False):

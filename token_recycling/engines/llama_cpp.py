@@ -3,20 +3,20 @@
     llama = accelerate(Llama("model.gguf", logits_all=True, flash_attn=True))
 
 `Llama` calls its draft model after every forward pass, with the ids of the sequence. It samples at one drafted position
-after another for as long as the sampled tokens are the drafted ones: a draft is a chain, and the output is the same as
-without it. The logits are read from `Llama.scores`. `eval` of the object is wrapped, since only there is it certain
-which tokens the rows belong to (Luo et al., 2408.08696; drafts as in `recycling`).
+after another as long as the sampled tokens equal the drafted ones: a draft is a chain, and the output is the same as
+without drafts. The logits are read from `Llama.scores`. The object's `eval` is wrapped, since only there the tokens of
+the rows are certain (Luo et al., 2408.08696; drafts as in `recycling`).
 
 The second token of a forward pass may cost as much as the first, and each further one half as much (quantized weights
 on a CPU), or next to nothing (on a GPU). So costs are learned from all forward passes, drafting and learning included,
 and nothing is drafted where it does not pay.
 
-Without flash attention, and with weights of other types than Q4_0, Q4_1, Q5_1 and Q8_0, llama.cpp's CPU kernels round a
-forward pass over several tokens differently from one over a single token, so that outputs differ from those without
-drafts at near-ties. `accelerate` warns of it.
+Without flash attention, and with weight types other than Q4_0, Q4_1, Q5_1 and Q8_0, llama.cpp's CPU kernels round a
+forward pass over several tokens differently from a pass over a single token, so outputs may differ from those without
+drafts at near-ties. `accelerate` warns in these cases.
 
-Cost per step: a top-k over the new logits, and some microseconds per drafted token. Where drafting has stopped, every
-fourth step is learned from, which leaves 1% of a step of 14 milliseconds.
+Cost per step: a top-k over the new logits, and some microseconds per drafted token. While drafting is stopped, only
+every fourth step is learned from, which costs 1% of a step of 14 milliseconds.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from .engine import EngineOptions, Replica, StepCosts, check_signature, check_ve
 logger = logging.getLogger("token_recycling")
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
-"""llama-cpp-python from the first to before the second has this interface."""
+"""llama-cpp-python versions from the first to before the second have this interface."""
 _EVAL = ("self", "tokens")
 _SECOND, _FURTHER, _PASS = 1.2, 0.5, 0.02
-"""Prior costs: of the second token relative to the first, and of each further one; seconds of a forward pass over one
+"""Prior costs: of the second token relative to the first, and of each further token; seconds of a forward pass over one
 token.
 """
 
 _EXACT = {2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 9: "Q5_1"}
-"""Types of weights, by their number in a GGUF file, whose logits do not depend on how many tokens a pass has."""
+"""Weight types, by their number in a GGUF file, whose logits do not depend on the number of tokens in a pass."""
 _STOPPED, _EVERY = 32, 4
-"""Steps without a draft after which drafting has stopped; which of them are learned from then."""
+"""Steps without a draft after which drafting counts as stopped; every n-th of the following steps is learned from."""
 
 
 def accelerate(llama: llama_cpp.Llama, num_pred_tokens: int = 32, **options: Any) -> llama_cpp.Llama:
-    """Let a `Llama` draft, and return it. `num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where
+    """Make a `Llama` draft, and return it. `num_pred_tokens`: maximum drafted tokens of a pass; fewer are drafted where
     they do not pay. `options` are those of `EngineOptions`.
 
-    Raises ValueError for a wrong option or a `Llama` that cannot verify drafts as it was made, MatrixFileError for a
-    file that is damaged or of another tokenizer or options, and RuntimeError for an unknown llama-cpp-python.
+    Raises ValueError for a wrong option or a `Llama` whose settings do not allow verifying drafts, MatrixFileError for
+    a file that is damaged or of another tokenizer or options, and RuntimeError for an unsupported llama-cpp-python.
     """
     check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
     _check(llama, num_pred_tokens)
@@ -91,20 +91,20 @@ class TokenRecycling(LlamaDraftModel):
             if token_cost is None
             else StepCosts(1 + token_cost * more, learns=False)
         )
-        """Of forward passes over 1, 2, ... tokens."""
+        """Costs of forward passes over 1, 2, ... tokens."""
         tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
         self.replica = Replica(llama.n_vocab(), num_pred_tokens, self.options, tokenizer, chains=True, corrected=True)
         self.replica.warm_up(np.int32)
         self._recycler: Recycler | None = None
         self._tokens = self._evaluated_next = np.empty(0, np.int32)
-        """The ids of the sequence so far; and those of the next forward pass, the newest and the draft."""
+        """The ids of the sequence so far; and those of the next forward pass, the newest token and the draft."""
         self._gains = np.empty(0, np.float32)
-        """(n,): how likely each drafted token is accepted."""
+        """(n,): acceptance probability of each drafted token."""
         self._drafting, self._seconds = 0.0, 0.0
-        """Seconds of this step's drafting; and of the last step, 0 unless it verified the draft and nothing else."""
+        """Seconds of this step's drafting; and of the last step, 0 unless it verified exactly the draft."""
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
-        """Return the most probable continuation of a sequence (n,) as far as it pays: (m,) intc; m may be 0."""
+        """Return the most probable continuation of a sequence (n,) that pays: (m,) intc; m may be 0."""
         began = time.perf_counter()
         before, self._tokens = self._tokens, input_ids.astype(np.int32)
         if not len(before) or not np.array_equal(self._tokens[: len(before)], before):
@@ -122,7 +122,7 @@ class TokenRecycling(LlamaDraftModel):
         return draft
 
     def observe(self, llama: llama_cpp.Llama, start: int, began: float) -> None:
-        """Learn from a forward pass over the tokens from `start` on, the drafted ones included, which `began` then."""
+        """Learn from a forward pass over the tokens from `start` on, drafted ones included, which began at `began`."""
         end, tokens = llama.n_tokens, np.asarray(llama.input_ids, np.int32)
         if self.costs.steps_without < _STOPPED or end % _EVERY == 0 or end - start > 1:
             counted = np.array([end - 1]), np.array([end - start])
@@ -133,7 +133,7 @@ class TokenRecycling(LlamaDraftModel):
             self._seconds = self._drafting + time.perf_counter() - began
             self.costs.took(end - start, self._seconds)
         elif self._recycler is not None:
-            # A prompt: what follows there was not generated, and shows nothing about the draft.
+            # A prompt: its tokens were not generated, and reveal nothing about the draft.
             self._recycler.forget_draft()
 
 
@@ -145,12 +145,12 @@ def _check(llama: llama_cpp.Llama, num_pred_tokens: int) -> None:
     if llama.draft_model is not None:
         raise ValueError(
             f"the Llama has a draft_model, {type(llama.draft_model).__name__}, which would be replaced; "
-            "make the Llama without one"
+            "create the Llama without one"
         )
     if len(llama.scores) < llama.n_ctx():
         raise ValueError(
             f"the Llama keeps logits of {len(llama.scores)} tokens, not of all {llama.n_ctx()}; "
-            "make the Llama with logits_all=True, without which it fails in longer texts with any draft model"
+            "create the Llama with logits_all=True, without which any draft model fails on longer outputs"
         )
     if num_pred_tokens >= llama.n_batch:
         raise ValueError(
@@ -163,7 +163,7 @@ def _check(llama: llama_cpp.Llama, num_pred_tokens: int) -> None:
     if llama.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         logger.warning(
             "flash attention is off, so llama.cpp rounds forward passes over several tokens differently from those "
-            "over one: outputs may differ from those without drafts at near-ties; make the Llama with flash_attn=True"
+            "over one: outputs may differ from those without drafts at near-ties; create the Llama with flash_attn=True"
         )
     weights = llama.metadata.get("general.file_type")
     if weights is not None and int(weights) not in _EXACT:
@@ -177,7 +177,7 @@ def _check(llama: llama_cpp.Llama, num_pred_tokens: int) -> None:
 
 
 def _gguf_fingerprint(llama: llama_cpp.Llama) -> str:
-    """The fingerprint of the vocabulary in the GGUF file; empty, that is not stated, where it has none."""
+    """Return the fingerprint of the vocabulary in the GGUF file; empty (unknown) if it has none."""
     vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
     if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
         return ""

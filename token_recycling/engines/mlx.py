@@ -6,23 +6,23 @@
     model, tokenizer = load("mlx-community/Qwen3-4B-4bit")
     text = generate(model, tokenizer, "import os", max_tokens=200)
 
-The text is that of mlx-lm, for which its own loop runs, on a model that reads drafted tokens in the same pass (Luo et
-al., 2408.08696, with the means of `recycling`). mlx-lm gives a model the token that it has just sampled and expects the
-logits after it. Where that pays, `Drafting` reads a drafted continuation in the same forward pass. As long as the next
-sampled tokens are the drafted ones, it has their logits already; otherwise the rest is rolled back (`Before`).
-Samplers, processors and random numbers stay mlx-lm's. It verifies no trees: drafts are chains. What was learned of a
-model is kept as long as the model is.
+The output is that of mlx-lm: its own loop runs, on a model that reads drafted tokens in the same pass (Luo et al.,
+2408.08696, with the methods of `recycling`). mlx-lm passes the newly sampled token to a model and expects the logits
+after it. Where that pays, `Drafting` reads a drafted continuation in the same forward pass. As long as the next sampled
+tokens equal the drafted ones, their logits are available already; otherwise the rest is rolled back (`Before`).
+Samplers, processors and random numbers stay mlx-lm's. It verifies no trees: drafts are chains. The learned state of a
+model is kept as long as the model.
 
-mlx-lm starts a forward pass before it knows the token that is read there. A draft follows a known token, and gives up
-this lead. So two decisions are made: whether to wait for the token, then how much to draft after it. Both use the cost
-of forward passes, lead included, which is learned from each.
+mlx-lm starts a forward pass before the token that it reads is known. A draft follows a known token, and gives up this
+lead. So there are two decisions: whether to wait for the token, then how much to draft after it. Both use the cost of
+forward passes, including the lead, which is learned from each pass.
 
-Keys and values are rolled back by trimming, as mlx-lm does it; those of a rotating cache, which a forward pass of
-several tokens leaves in order, are cut at the end. Recurrent layers (`ArraysCache`) get back their earlier state, and
-the accepted tokens are read again: mlx-lm replaces such states and never writes into them, so that keeping them copies
-nothing.
+Keys and values are rolled back by trimming, as in mlx-lm; those of a rotating cache, which a forward pass over several
+tokens leaves in order, are cut at the end. Recurrent layers (`ArraysCache`) are restored to their earlier state, and
+the accepted tokens are read again: mlx-lm replaces such states and never writes into them, so keeping them requires no
+copy.
 
-Cost per step: a top-k over the logits and some ten microseconds; where nothing is drafted, while the device works.
+Cost per step: a top-k over the logits and some ten microseconds; without a draft this overlaps with the device.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ __all__ = ["TokenRecycling", "generate", "stream_generate"]
 logger = logging.getLogger("token_recycling")
 
 LOWEST, BEYOND = (0, 32), (0, 33)
-"""mlx-lm from the first to before the second has this interface."""
+"""mlx-lm versions from the first to before the second have this interface."""
 _LONGEST = 32
-"""A token and its draft, at most."""
+"""Maximum number of tokens in a pass: a token and its draft."""
 _PASS = 0.01
-"""Seconds of a pass over one token, until one is measured."""
+"""Prior seconds of a pass over one token."""
 _NOTHING = np.empty(0, np.int32)
 _TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
 _kept: dict[int, TokenRecycling] = {}
-"""By the model's id: mlx's models have no hash."""
+"""By the model's id: mlx's models are not hashable."""
 
 
 def stream_generate(
@@ -87,8 +87,8 @@ def stream_generate(
     stream: Any = generation_stream,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and responses. `draft_model` drafts and remembers;
-    by default one kept with the model. `num_draft_tokens`: the longest draft, at most 31. Raises ValueError.
+    """`mlx_lm.stream_generate` in fewer passes: the same arguments and responses. `draft_model` drafts and keeps its
+    learned state; by default one per model. `num_draft_tokens`: the longest draft, at most 31. Raises ValueError.
     """
     longest = kwargs.pop("num_draft_tokens", TokenRecycling.most)
     _check(model, draft_model, longest, kwargs)
@@ -99,7 +99,7 @@ def stream_generate(
         cache = make_prompt_cache(model, max_kv_size=kwargs.get("max_kv_size"))
     unknown = unknown_layers(cache)
     if unknown:
-        _say_once(f"nothing is drafted: a cache of {', '.join(unknown)} is not known to go back")
+        _say_once(f"nothing is drafted: rolling back a cache of {', '.join(unknown)} is unsupported")
         yield from plain_stream_generate(
             model, tokenizer, prompt, max_tokens, None, stream, prompt_cache=cache, **kwargs
         )
@@ -130,14 +130,14 @@ def stream_generate(
 
 
 def generate(model: Any, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
-    """`mlx_lm.generate`, in fewer passes; `kwargs` as of `stream_generate`. Raises ValueError."""
+    """`mlx_lm.generate` in fewer passes; `kwargs` as for `stream_generate`. Raises ValueError."""
     shown = functools.partial(print, end="", flush=True) if verbose else lambda text: None
     shown("=" * 10 + "\n")
     text, response = "", None
     for response in stream_generate(model, tokenizer, prompt, **kwargs):
         shown(response.text)
         text += response.text
-    assert response is not None, "the last one always comes"
+    assert response is not None, "there is always a last response"
     shown(
         f"\n{'=' * 10}\nPrompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec\n"
         f"Generation: {response.generation_tokens} tokens, {response.generation_tps:.3f} tokens-per-sec\n"
@@ -175,13 +175,13 @@ def _say_once(message: str) -> None:
 
 
 class TokenRecycling:
-    """Drafts for one model; give it as `draft_model`. `options` are those of `EngineOptions`; what passes take is
-    learned, unless `token_cost` says it. Raises ValueError for a wrong option and RuntimeError for an mlx-lm that is
-    not known.
+    """Drafts for one model; pass it as `draft_model`. `options` are those of `EngineOptions`; costs of passes are
+    learned unless `token_cost` is given. Raises ValueError for a wrong option and RuntimeError for an unsupported
+    mlx-lm.
     """
 
     most = _LONGEST - 1
-    """Tokens of the longest draft."""
+    """Maximum tokens of a draft."""
 
     def __init__(self, **options: Any) -> None:
         check_version("mlx-lm", mlx_lm.__version__, LOWEST, BEYOND)
@@ -194,20 +194,20 @@ class TokenRecycling:
         """Costs of the model's forward passes over 1, 2, ... tokens."""
         self._tokenizer = ""
         self._sequences: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
-        """By the layer of a cache."""
+        """Tokens of a sequence, by a layer of its cache."""
 
     def attach(self, model: Any, tokenizer: Any) -> None:
-        """From now on for this model, as long as it is there. Raises ValueError for another."""
+        """Attach to this model, as long as the model exists. Raises ValueError if attached to another."""
         attached = self._model and self._model()
         if attached is not None and attached is not model:
-            raise ValueError("this TokenRecycling was used with another model; make one for each model")
+            raise ValueError("this TokenRecycling was used with another model; create one per model")
         if attached is None:
             self._model = weakref.ref(model)
             self.passes = self._new_costs()
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
 
     def prepare(self, vocab_size: int) -> Replica:
-        """The matrix and its recycler; raises MatrixFileError for a damaged file or one of another tokenizer."""
+        """Return the replica with its matrix; raises MatrixFileError for a damaged file or one of another tokenizer."""
         if self.recycler is None:
             shape = {"chains": True, "corrected": self._learns_costs}
             self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, **shape)
@@ -224,7 +224,7 @@ class TokenRecycling:
         return _NOTHING
 
     def keep_text(self, cache: Sequence[Any], text: np.ndarray) -> None:
-        """Remember the tokens in a cache, for as long as it exists."""
+        """Remember the tokens in a cache, for as long as the cache exists."""
         for layer in _with_lengths(cache):
             self._sequences[layer] = text
 
@@ -234,19 +234,19 @@ class TokenRecycling:
 
 
 def _with_lengths(cache: Sequence[Any]) -> Iterator[Any]:
-    """The layers that know how many tokens they have read."""
+    """Return the layers that record how many tokens they have read."""
     return (layer for layer in layers_of(cache) if hasattr(layer, "offset"))
 
 
 class Pass(NamedTuple):
-    """A pass of the model and what became of it."""
+    """A forward pass of the model and its outcome."""
 
-    place: int  # of the newest token of the sequence; others before it may be read once more
-    draft: list[int]  # what it read after that
+    place: int  # of the newest token of the sequence; tokens before it may be read again
+    draft: list[int]  # the tokens read after it
     logits: mx.array  # (1, 1 + drafted, vocabulary)
-    read: list[int]  # all its tokens, where something was drafted
-    before: Before | None  # the cache before it, where something was drafted
-    gains: np.ndarray = np.empty(0, np.float32)  # (drafted,): how likely each drafted token is accepted
+    read: list[int]  # all tokens of the pass, if there is a draft
+    before: Before | None  # the cache before the pass, if there is a draft
+    gains: np.ndarray = np.empty(0, np.float32)  # (drafted,): acceptance probability of each drafted token
 
 
 class Drafting:
@@ -261,38 +261,38 @@ class Drafting:
         max_tokens: int,
         quantised_from: int | None,
     ) -> None:
-        """`longest`: of a draft; `max_tokens`: -1 for no limit; `quantised_from`: the cache is, from this length on."""
+        """`longest`: maximum draft; `max_tokens`: -1 for no limit; `quantised_from`: cache length that is quantized."""
         self._model, self._cache, self._drafter = model, cache, drafter
         self._longest, self._max_tokens, self._quantised_from = longest, max_tokens, quantised_from
         self.away = 0.0
-        """Seconds for which mlx-lm's loop did not run."""
+        """Seconds during which mlx-lm's loop did not run."""
         self.from_draft = False
-        """Whether the newest token was a drafted one."""
+        """Whether the newest token was drafted."""
         self._prompt_left: int | None = None
         self._text = TokenBuffer(drafter.sequence_of(cache))
         self._recycled: Recycler | None = None
-        """The recycler of the sequence, from the first draft on."""
+        """The recycler of the sequence, created for the first draft."""
         self._unread: mx.array | None = None
-        """The sequence's newest token, where a pass was started before it was known."""
+        """The sequence's newest token, if a pass was started before it was known."""
         self._passed: Pass | None = None
         """The newest pass."""
         self._used = 0
-        """How many drafted tokens of it were sampled."""
+        """Number of drafted tokens of the newest pass that were sampled."""
         self._again: list[int] = []
-        """Tokens that the next pass must read once more."""
+        """Tokens that the next pass must read again."""
         self._unlearned: list[Pass] = []
         self._asked = 0
-        """How many tokens of the answer were sampled."""
+        """Number of sampled tokens of the output."""
         self._timed, self._since = 0, 0.0
-        """Size of the newest forward pass, 0 where its time is not learned, and when it began."""
+        """Size of the newest forward pass, 0 if its time is not learned, and its start time."""
 
     def begin(self, processed: int, total: int) -> None:
-        """What mlx-lm reports of the prompt: first, before any pass, that none of its `total` tokens was processed."""
+        """Handle mlx-lm's progress reports on the prompt; the first, before any pass, gives its length `total`."""
         if self._prompt_left is None:
             self._prompt_left = total
 
     def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
-        """Logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after a sampled one."""
+        """Return logits (1, n, vocabulary) after prompt tokens (1, n), or (1, 1, vocabulary) after a sampled token."""
         if self._prompt_left:
             return self._read_prompt(inputs, input_embeddings)
         assert self._passed is not None, "a prompt has a token"
@@ -305,13 +305,13 @@ class Drafting:
             self._used += 1
             return passed.logits[:, self._used : self._used + 1]
         self._drafter.passes.gave(1, max(1, len(passed.read)), self._used, passed.gains)
-        # After a draft the token is there: its logits were looked at already.
+        # After a draft the token is known: its logits were evaluated already.
         if passed.draft or self._waiting_pays():
             return self._pass_with_draft(drawn)
         return self._pass_ahead(drawn)
 
     def settle(self) -> None:
-        """Leave exactly the sampled tokens in the cache, whenever mlx-lm's loop has ended."""
+        """Leave exactly the sampled tokens in the cache, however mlx-lm's loop has ended."""
         if self._passed is None:
             return
         self._take_back()
@@ -319,7 +319,7 @@ class Drafting:
             self._model(mx.array([self._again]), cache=self._cache)
             mx.eval([layer.state for layer in self._cache])
         self._read_unread()
-        # A forward pass of which nothing was sampled may still be running.
+        # A forward pass from which nothing was sampled may still be running.
         self._learn(self._unlearned if self._used else self._unlearned[:-1])
         if self._recycled is not None:
             self._recycled.observe(self._text.tokens[self._recycled.recorded :].tolist(), ends=True)
@@ -341,7 +341,7 @@ class Drafting:
         return logits
 
     def _pass_ahead(self, drawn: mx.array) -> mx.array:
-        """Start a forward pass over a token that need not be known yet."""
+        """Start a forward pass over a token that may not be known yet."""
         self._time(1, follows=self._timed == 1)
         logits = self._model(drawn[None], cache=self._cache)
         self._began(Pass(len(self._text), [], logits, [], None))
@@ -349,7 +349,7 @@ class Drafting:
         return logits
 
     def _pass_with_draft(self, drawn: mx.array) -> mx.array:
-        """Run a forward pass over a token and the draft that pays after it."""
+        """Run a forward pass over a token and the paying draft after it."""
         token, follows = int(drawn.item()), self._timed > 1
         began = self._now()
         self._take_back()
@@ -367,7 +367,7 @@ class Drafting:
         return logits[:, :1]
 
     def _waiting_pays(self) -> bool:
-        """Whether a draft after the token that is about to be known is likely to be worth more than the lead."""
+        """Return whether a draft after the token about to be known is probably worth more than the lead."""
         self._learn(self._unlearned[:-1])
         del self._unlearned[:-1]
         _, gains = self._chain(self._room() + 1)
@@ -387,7 +387,7 @@ class Drafting:
                 self._again = read[:kept]
 
     def _room(self) -> int:
-        """Most tokens of a draft after one token more."""
+        """Return the maximum draft after one more token."""
         rows = most_rows(self._cache, self._quantised_from)
         most = self._drafter.most if rows is None else min(self._drafter.most, rows - 1)
         most = min(self._longest, most - len(self._again))
@@ -403,14 +403,14 @@ class Drafting:
         return chain["token"][1:].tolist(), chain["value"][1:].copy()
 
     def _paying(self, gains: np.ndarray) -> int:
-        """Return the length of a draft that gives the most tokens per second."""
+        """Return the length of the draft with the most tokens per second."""
         (nodes,) = self._drafter.passes.paying([gains], len(self._again))
         return nodes - 1
 
     def _learn(self, passes: list[Pass]) -> None:
         orders = self._recycler.options.orders
         for place, draft, logits, *_ in passes:
-            if place < 0:  # of a prompt of embeddings alone
+            if place < 0:  # from a prompt given only as embeddings
                 continue
             first = max(0, place + 1 - orders)
             tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int32)
@@ -423,7 +423,7 @@ class Drafting:
             self._unread = None
 
     def _time(self, rows: int, follows: bool, now: float | None = None) -> None:
-        """A pass of `rows` tokens begins; the one before took until now, if it `follows` in the same way."""
+        """Start timing a pass of `rows` tokens; the previous one took until now, if this `follows` in the same way."""
         now = self._now() if now is None else now
         if follows:
             self._drafter.passes.took(self._timed, now - self._since)
@@ -434,7 +434,7 @@ class Drafting:
 
 
 def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
-    """All layers, those of layers with several caches too."""
+    """Yield all layers, including those inside layers with several caches."""
     for layer in cache:
         if isinstance(layer, CacheList):
             yield from layers_of(layer.caches)
@@ -443,7 +443,7 @@ def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
 
 
 def unknown_layers(cache: Sequence[Any]) -> list[str]:
-    """The kinds of layers that may not be able to go back."""
+    """Return the types of layers that may not support rolling back."""
     known = (*_TRIMMED, RotatingKVCache, ArraysCache)
     return sorted({type(layer).__name__ for layer in layers_of(cache) if type(layer) not in known})
 
@@ -451,8 +451,8 @@ def unknown_layers(cache: Sequence[Any]) -> list[str]:
 def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
     """Return how many tokens of a forward pass can all be rolled back; None for no limit.
 
-    `quantised_from`: the length from which on mlx-lm quantises the cache, after a pass. A rotating cache that keeps the
-    first tokens (`max_kv_size`) forgets others where it is full than a pass of several tokens is shown.
+    `quantised_from`: the length from which mlx-lm quantizes the cache, after a pass. A rotating cache that keeps the
+    first tokens (`max_kv_size`) drops, when full, other tokens than a pass over several tokens attends to.
     """
     limits = []
     for layer in layers_of(cache):
@@ -464,7 +464,7 @@ def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
 
 
 class Before:
-    """A prompt cache as it is before a pass of several tokens, which may be taken back."""
+    """A prompt cache as it was before a pass over several tokens that may be rolled back."""
 
     def __init__(self, cache: Sequence[Any]) -> None:
         self._cache = cache
@@ -472,7 +472,7 @@ class Before:
         self._states = [_state(layer) for layer in layers_of(cache)] if self._reads_again else []
 
     def keep(self, kept: int, rows: int) -> int:
-        """After a pass of `rows` tokens: takes back all but `kept`. Returns how many of these must be read again."""
+        """Roll back a pass over `rows` tokens, except the first `kept`. Return how many of these must be read again."""
         if kept == rows:
             return 0
         if not self._reads_again:

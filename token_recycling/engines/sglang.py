@@ -3,8 +3,8 @@
     python -m sglang.launch_server --model-path MODEL --speculative-algorithm TOKEN_RECYCLING \\
         --speculative-num-draft-tokens 16
 
-SGLang finds `engines.register_sglang` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed
-number of nodes, given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every
+SGLang calls `engines.register_sglang` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed
+number of nodes, given as tokens and an n x n ancestor mask per request, and its result contains the logits of every
 node. Here the worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696; drafts as in `recycling`),
 and the matrix learns from the logits. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
@@ -28,7 +28,7 @@ from .engine import EngineOptions, Replica, TokenBuffer, check_signature, check_
 NAME = "TOKEN_RECYCLING"
 _OPTIONS = "TOKEN_RECYCLING"
 _TOKENS = "token_recycling_tokens"
-"""Attribute of a request that holds its tokens."""
+"""Attribute of a request for its token buffer."""
 _DEEPEST = 64
 _NODES = 16
 """Default number of nodes of a tree, the root included."""
@@ -37,11 +37,11 @@ _WORKER = {
     "_update_ngram_corpus": ("self", "batch"),
     "forward_batch_generation": ("self", "batch"),
 }
-"""Methods of the NGRAM worker that are overridden, and their first parameters."""
+"""Overridden methods of the NGRAM worker, and their first parameters."""
 
 
 def register() -> None:
-    """Make the algorithm known to SGLang; raise RuntimeError for an unknown SGLang."""
+    """Register the algorithm with SGLang; raises RuntimeError for an unsupported SGLang."""
     import sglang
 
     check_version("SGLang", sglang.__version__, SGLANG, (*SGLANG[:2], SGLANG[2] + 1))
@@ -55,7 +55,7 @@ def _algorithm() -> type:
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class Algorithm(CustomSpecAlgo):
-        """For all checks in SGLang the NGRAM algorithm, with another worker and its own settings."""
+        """The NGRAM algorithm for all checks in SGLang, with a different worker and settings."""
 
         def is_ngram(self) -> bool:
             return True
@@ -75,14 +75,14 @@ def _algorithm() -> type:
 
 
 def settle_arguments(server_args: Any) -> None:
-    """Sets what verifying trees needs, and refuses what cannot be right; raises ValueError."""
+    """Set the server arguments required to verify trees, and reject unsupported ones; raises ValueError."""
     if server_args.device == "cpu":
         raise ValueError(
             f"{NAME} needs a GPU, got the device cpu: there SGLang verifies sampled requests as if they were "
             "greedy; use token_recycling.engines.vllm, or the server of token-recycling"
         )
     if getattr(server_args, "enable_dp_attention", False):
-        raise ValueError(f"{NAME} and attention in data parallel cannot be combined; leave out --enable-dp-attention")
+        raise ValueError(f"{NAME} and data-parallel attention cannot be combined; omit --enable-dp-attention")
     if (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer":
         raise ValueError(
             f"{NAME} needs page_size 1 or the attention backend flashinfer, got page_size "
@@ -109,7 +109,7 @@ def _options() -> EngineOptions:
 
 
 def worker_class() -> type:
-    """The NGRAM worker with trees from a matrix; raises RuntimeError where SGLang's worker is not as known."""
+    """Return the NGRAM worker with trees from a matrix; raises RuntimeError if SGLang's worker has changed."""
     from sglang.srt.speculative import ngram_worker
 
     base = ngram_worker.NGRAMWorker
@@ -147,7 +147,7 @@ def worker_class() -> type:
             return self.trees.grow(batch.reqs, self._accepted(batch))
 
         def _accepted(self, batch: Any) -> list[list[int]]:
-            """The accepted tokens of each request that SGLang has not yet put to its sequence, as with overlap."""
+            """Return the accepted tokens of each request that are not in its sequence yet, as with overlap."""
             if not self.enable_overlap or batch.grammar_needs_sync():
                 return [[] for _ in batch.reqs]
             tokens, counts = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.tolist()
@@ -155,7 +155,7 @@ def worker_class() -> type:
             return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
         def _update_ngram_corpus(self, batch: Any) -> None:
-            """NGRAM puts sequences into its corpus here; a matrix learns from logits."""
+            """Do nothing: NGRAM adds sequences to its corpus here; a matrix learns from logits."""
 
         def forward_batch_generation(self, batch: Any, *arguments: Any, **named: Any) -> Any:
             verifies = batch.forward_mode.is_decode()
@@ -168,30 +168,30 @@ def worker_class() -> type:
 
 
 class NoCorpus:
-    """Stands in for NGRAM's corpus, which would be built and never queried."""
+    """Replaces NGRAM's corpus, which would be built but never queried."""
 
     def __init__(self, **_: Any) -> None:
         pass
 
     def erase_match_state(self, req_ids: list[str]) -> None:
-        """State goes with SGLang's record of the request."""
+        """Do nothing: state is dropped with SGLang's record of the request."""
 
     def reset(self) -> None:
-        """The cache was emptied; what was learned of the model stays true."""
+        """Do nothing: the cache was cleared, but the learned candidates stay valid."""
 
 
 class Trees:
-    """The trees of a batch in SGLang's form, and what their logits teach."""
+    """The trees of a batch in SGLang's form, and learning from their logits."""
 
     def __init__(self, recycler: Replica, nodes: int) -> None:
-        """`nodes` of every tree, the root included."""
+        """`nodes`: number of nodes of every tree, the root included."""
         self.recycler, self.nodes = recycler, nodes
         self._ngrams = np.empty((0, recycler.options.orders), np.int64)
         self._rows = np.empty(0, np.int64)
-        """Of the logits, which follow these n-grams."""
+        """Rows of the logits after these n-grams."""
 
     def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of trees, the root first."""
+        """Return tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of trees, the root first."""
         tokens = np.empty((len(requests), self.nodes), np.int64)
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
         ngrams, rows = [self._ngrams[:0]], [self._rows[:0]]
@@ -207,8 +207,8 @@ class Trees:
         return tokens.reshape(-1), masks.reshape(-1)
 
     def observe(self, logits: torch.Tensor) -> None:
-        """Learn from the logits (requests * n, vocabulary) of the trees that were grown last. On a GPU these are still
-        being computed, and those of the step before are learned.
+        """Learn from the logits (requests * n, vocabulary) of the last trees. On a GPU these are still being computed,
+        so those of the previous step are learned.
         """
         known = logits.narrow(1, 0, self.recycler.matrix.vocab_size)
         self.recycler.observe_logits(self._ngrams, known, self._rows)
@@ -217,8 +217,8 @@ class Trees:
 
 
 def _changes_logits(request: Any) -> bool:
-    """Whether the logits of a request are not the model's: grammars, custom processors, biases and penalties change
-    them in place.
+    """Return whether the logits of a request are not the model's: grammars, custom processors, biases and penalties
+    change them in place.
     """
     asked = request.sampling_params
     return (
@@ -231,8 +231,8 @@ def _changes_logits(request: Any) -> bool:
 
 
 def _tokens_of(request: Any, accepted: list[int]) -> np.ndarray:
-    """The sequence of a request so far (length,) int64, with `accepted` tokens that are not in its output yet; kept on
-    the request, so that a step reads only what is new.
+    """Return the sequence of a request so far (length,) int64, with `accepted` tokens that are not in its output yet.
+    It is stored on the request, so that a step reads only new tokens.
     """
     prompt, output = request.origin_input_ids_unpadded, request.output_ids
     written = len(prompt) + len(output)
@@ -247,7 +247,7 @@ def _tokens_of(request: Any, accepted: list[int]) -> np.ndarray:
 
 
 def _continues(buffer: TokenBuffer, request: Any, accepted: list[int]) -> bool:
-    """Whether the last token that was read stands where it stood."""
+    """Return whether the last token that was read is still at its position."""
     output = request.output_ids
     at = len(buffer) - 1 - len(request.origin_input_ids_unpadded)
     if at < len(output):
@@ -256,8 +256,8 @@ def _continues(buffer: TokenBuffer, request: Any, accepted: list[int]) -> bool:
 
 
 def lay_out(tree: np.ndarray, tokens: np.ndarray, mask: np.ndarray) -> None:
-    """Writes a tree into `tokens` (n,) and `mask` (n, n), parents before children. Where fewer than n nodes have grown,
-    a chain of the newest token hangs from the last, which has no child: SGLang would count equal siblings twice.
+    """Write a tree into `tokens` (n,) and `mask` (n, n), parents before children. If fewer than n nodes have grown, a
+    chain of the newest token is appended to the last node, which has no child: SGLang would count equal siblings twice.
     """
     made = len(tree)
     tokens[:made], tokens[made:] = tree["token"], tree["token"][0]

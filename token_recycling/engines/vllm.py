@@ -3,19 +3,18 @@
     python -m vllm.entrypoints.openai.api_server --model MODEL --speculative-config \
         '{"model": "token_recycling.VLLM", "num_speculative_tokens": 24}'
 
-vLLM makes one object in every worker and calls it for drafts after every step. A proposer sees sequences, not logits.
-The logits of every drafted position, accepted or rejected, pass through the model runner's
-`_sample(logits, spec_decode_metadata)`: the one method that is wrapped here, once a process. Versions, signatures and
-attributes that are read are checked when the class is loaded. vLLM verifies no trees: the draft of a request is the
-most probable chain, and of all chains in a step as many tokens are sent as pay (`engine.StepCosts`). Chains are filled
-up where more tokens take less time: with vLLM's CPU kernels in float32 a step over two tokens takes 1.4 times as long
-as one over five.
+vLLM creates one object in every worker and requests drafts from it after every step. A proposer receives sequences, not
+logits. The logits of every drafted position, accepted or rejected, pass through the model runner's `_sample(logits,
+spec_decode_metadata)`: the only method wrapped here, once per process. Versions, signatures and the attributes used are
+checked when the class is loaded. vLLM verifies no trees: the draft of a request is the most probable chain, and from
+all chains of a step as many tokens are sent as pay (`engine.StepCosts`). Chains are filled up where more tokens take
+less time: with vLLM's CPU kernels in float32 a step over two tokens takes 1.4 times as long as one over five.
 
-On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are found on the
-device and copied to pinned memory while the sampler runs, and learned during the next forward pass.
+On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are computed on the
+device, copied to pinned memory while the sampler runs, and learned during the next forward pass.
 
-A request may carry an expected output, as `prediction` of the `extra_args` of its sampling parameters: text, or token
-ids in a list. Cost per step: see `recycling.recycler`.
+A request may include an expected output, as `prediction` in the `extra_args` of its sampling parameters: text, or a
+list of token ids. Cost per step: see `recycling.recycler`.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ from ..recycling.ngrams import ngrams_at
 from .engine import EngineOptions, Replica, StepCosts, check_attributes, check_signature, check_version, wrap_once
 
 logger = logging.getLogger("vllm.token_recycling")
-"""Below vLLM's own, so that its messages stand in vLLM's log."""
+"""Below vLLM's own logger, so that messages appear in vLLM's log."""
 
 LOWEST, BEYOND = (0, 22), (0, 34)
 """vLLM versions from the first to before the second have this interface."""
 _HOOK = ("self", "logits", "spec_decode_metadata")
 _OURS = "token_recycling"
 _PASS = 0.01
-"""Seconds of a forward pass over one token, before any was timed."""
+"""Prior seconds of a forward pass over one token."""
 _PIECEWISE = 1.15
-"""Time of a pass in piecewise CUDA graphs against one full graph: an estimate, since no card was measured."""
+"""Time of a pass in piecewise CUDA graphs relative to a full graph: an estimate, not measured on a GPU."""
 _FILLER = 0
-"""The token that fills up a chain."""
+"""The token used to fill up a chain."""
 
 
 class Chain(NamedTuple):
-    """The draft of one request, and its length when it was made."""
+    """The draft of one request, and the length of the sequence when it was drafted."""
 
     length: int
-    gains: np.ndarray  # (n,) float32: how likely each drafted token is accepted
+    gains: np.ndarray  # (n,) float32: acceptance probability of each drafted token
 
 
 class VLLM:
-    """The class to name as `model` of `speculative_config`; options are in `additional_config["token_recycling"]`.
+    """The class to name as `model` in `speculative_config`; options are in `additional_config["token_recycling"]`.
     Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for an unsupported vLLM.
     """
 
@@ -87,9 +86,9 @@ class VLLM:
         most = min(scheduler.max_num_seqs * (self.recycler.nodes + 1), scheduler.max_num_batched_tokens)
         seconds = _PASS * (1 + options.token_cost * np.arange(most))
         self.costs = StepCosts(seconds) if options.token_cost else None
-        """Of steps over 1, 2, ... tokens; None where every token is to be drafted."""
+        """Costs of steps over 1, 2, ... tokens; None to draft as many tokens as possible."""
         self._tokens, self._began = 0, 0.0
-        """Tokens of the last forward pass, 0 where its time is not learned; and when it began."""
+        """Tokens of the last forward pass, 0 if its time is not learned; and its start time."""
         self._chains: dict[int, Chain] = {}
         """The chains of the last step, by the `id` of vLLM's record of the request."""
         self.recycler.warm_up(np.int32)
@@ -100,10 +99,10 @@ class VLLM:
         logger.info("Token Recycling drafts on vLLM's model runner V1, without asynchronous scheduling")
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Called by vLLM after it has loaded the target; there is no other model."""
+        """Do nothing; called by vLLM after it has loaded the target: there is no draft model."""
 
     def observe(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
-        """Learn from the logits (n, vocabulary) after the newest token and every drafted one of each request. Called
+        """Learn from the logits (n, vocabulary) after the newest token and every drafted token of each request. Called
         before the sampler, which changes logits in place.
         """
         self._runner, batch = runner, runner.input_batch
@@ -131,7 +130,7 @@ class VLLM:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return a chain for each request; `sampled_token_ids` already end its row of `token_ids_cpu`."""
+        """Return a chain for each request; `sampled_token_ids` already end the rows of `token_ids_cpu`."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = np.array([row for row, sampled in enumerate(sampled_token_ids) if sampled], np.int64)
         if len(rows):
@@ -149,7 +148,7 @@ class VLLM:
     def draft(
         self, requests: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, depths: np.ndarray
     ) -> list[list[int]]:
-        """Return a chain for each of n requests, as `draft_together`; times what passed since the last call."""
+        """Return a chain for each of n requests, as `draft_together` does; count the time since the last call."""
         self._measure(time.perf_counter(), requests, lengths)
         sequences = [tokens[row, :length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
         recyclers = [
@@ -171,7 +170,7 @@ class VLLM:
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
     def _measure(self, now: float, requests: list[Any], lengths: np.ndarray) -> None:
-        """Learn from the step that ends now, and start the next one."""
+        """Learn from the step that ends now, and start timing the next one."""
         if self._tokens and self.costs is not None:
             self.costs.took(self._tokens, now - self._began)
             accepted, drafts = 0, [np.empty(0, np.float32)]
@@ -183,13 +182,13 @@ class VLLM:
         self._tokens, self._began, self._chains = 0, now, {}
 
     def _drafted(self, request: Any) -> int:
-        """Return how many tokens of the last draft of a request are its own: fillers teach nothing."""
+        """Return how many tokens of the last draft of a request are drafted: fillers are not learned from."""
         chain = self._chains.get(id(request))
         return self.recycler.nodes if chain is None else len(chain.gains)
 
     def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool) -> None:
         """Fill chains up where that takes less time: to the length of a full CUDA graph, or to the cheapest step.
-        `alone`: no other requests take part in the step.
+        `alone`: no other requests are in the step.
         """
         if not alone:
             return
@@ -205,8 +204,8 @@ class VLLM:
                 missing -= fillers
 
     def _full_graph_pays(self, drafts: list[list[int]]) -> bool:
-        """Whether to fill chains up to `num_speculative_tokens`: vLLM replays a full CUDA graph only where all requests
-        of a step have so many, and pieces of one otherwise.
+        """Return whether to fill chains up to `num_speculative_tokens`: vLLM replays a full CUDA graph only if all
+        requests of a step have that many, and piecewise graphs otherwise.
         """
         whole = len(drafts) * (1 + self.recycler.nodes)
         if not any(drafts) or whole > _full_graph_tokens(self._config.compilation_config):
@@ -219,7 +218,7 @@ class VLLM:
         )
 
     def _predicted(self, request: Any) -> Sequence[int]:
-        """Return the expected output of a request: token ids or text, as `prediction` of its `extra_args`."""
+        """Return the expected output of a request: token ids or text, from `prediction` in its `extra_args`."""
         parameters = getattr(request, "sampling_params", None)
         prediction = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
         if isinstance(prediction, str):
@@ -236,8 +235,8 @@ class VLLM:
         return ()
 
     def _max_depth(self, request: Any, length: int) -> int:
-        """Return how many drafted tokens may be accepted within all limits: none for a request with a seed. vLLM draws
-        as many random numbers as tokens were drafted, so that its output would depend on what was learned.
+        """Return how many drafted tokens may be accepted within all limits: none for a sampled request with a seed.
+        vLLM consumes as many random numbers as tokens were drafted, so the output would depend on the learned state.
         """
         left, parameters = self._config.model_config.max_model_len - length, request.sampling_params
         if parameters is not None:
@@ -268,7 +267,7 @@ def _check_config(config: Any) -> None:
 
 
 def _check_attributes() -> None:
-    """Check what is read of vLLM's objects while requests are decoded."""
+    """Check the attributes of vLLM's objects that are read during decoding."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.utils import CpuGpuBuffer
@@ -287,13 +286,13 @@ def _check_attributes() -> None:
 
 
 def _is_guided(request: Any) -> bool:
-    """Whether a grammar may have masked the logits of a request: they are not the model's."""
+    """Return whether a grammar may have masked the logits of a request, so that they are not the model's."""
     return getattr(request.sampling_params, "structured_outputs", None) is not None
 
 
 def _full_graph_tokens(compilation: Any) -> int:
-    """Return the most tokens of a step of equal drafts that replays a full CUDA graph; 0 where such graphs are not
-    captured, or where steps of other drafts replay them too.
+    """Return the maximum tokens of a step of equal drafts that replays a full CUDA graph; 0 if such graphs are not
+    captured, or if steps of other drafts replay them too.
     """
     mode = getattr(compilation, "cudagraph_mode", None)
     if mode is None or not mode.separate_routine() or mode.decode_mode().name != "FULL":
@@ -302,7 +301,7 @@ def _full_graph_tokens(compilation: Any) -> int:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Return the target's tokenizer, by vLLM's configuration of the model."""
+    """Return the target's tokenizer, according to vLLM's model configuration."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -311,7 +310,7 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _hook() -> None:
-    """Let the proposer of a model runner see the logits on their way to the sampler."""
+    """Pass the logits on their way to the sampler to the proposer of a model runner."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     def seen(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -321,7 +320,7 @@ def _hook() -> None:
                 return original(self, logits, spec_decode_metadata)
             drafter.observe(self, logits, spec_decode_metadata)
             sampled = original(self, logits, spec_decode_metadata)
-            # The device still computes this step: what it showed of the last one is learned meanwhile.
+            # The device is still computing this step: learn from the previous one meanwhile.
             drafter.recycler.learn_observed(newest=False)
             return sampled
 
@@ -342,13 +341,13 @@ def _repair_cpu_sampler() -> None:
 
 
 def repair_sampler() -> None:
-    """Repair two faults of vLLM's CPU build (seen in 0.32) in verifying drafts of sampled requests, where they are
-    found; raise RuntimeError where the functions are not as known. A proposer cannot refuse sampled requests, and
-    without the repair their outputs have a wrong distribution.
+    """Repair two faults of vLLM's CPU build (seen in 0.32) in verifying drafts of sampled requests, if present; raise
+    RuntimeError if the functions have other signatures. A proposer cannot reject sampled requests, and without the
+    repair their outputs have a wrong distribution.
 
     - `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is discarded, so
-      that drafted positions are sampled with whatever was in memory.
-    - A step without a draft fails where top-k is set and top-p is not: it takes the maximum of an empty tensor.
+      that drafted positions are sampled with uninitialized memory.
+    - A step without a draft fails if top-k is set and top-p is not: it takes the maximum of an empty tensor.
     """
     from vllm.v1.sample import rejection_sampler
 
@@ -368,20 +367,20 @@ def repair_sampler() -> None:
 def expand_batch_to_tokens(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """(batch,) to (num_tokens,): each value repeated for the tokens of its request; `cu_num_tokens` is their sum."""
+    """Expand (batch,) to (num_tokens,): repeat values for each token of their request (`cu_num_tokens`: cumulative)."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return torch.repeat_interleave(replaced, counts, output_size=num_tokens)
 
 
 def expands(function: Any) -> bool:
-    """Whether a function does what `expand_batch_to_tokens` does."""
+    """Return whether a function is equivalent to `expand_batch_to_tokens`."""
     arguments = torch.tensor([0.5, 0.0, 0.75, 2.5]), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6
     return torch.equal(function(*arguments, replace_from=0, replace_to=1), torch.tensor([0.5, 0.5, 1.0, 2.5, 2.5, 2.5]))
 
 
 def _filters_nothing(function: Any) -> bool:
-    """Whether top-k works on no rows at all."""
+    """Return whether top-k supports an empty batch."""
     try:
         function(torch.empty(0, 4), torch.empty(0, dtype=torch.int32), None)
     except (RuntimeError, IndexError):
