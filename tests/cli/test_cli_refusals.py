@@ -65,8 +65,8 @@ REFUSED = [
     (("check", "BAD"), "BAD"),
     (("generate", "WEIGHTLESS", "hi"), "WEIGHTLESS"),
     (("generate", "T5", "hi"), "T5"),
-    (("serve", "BAD/bad.gguf", "--port", 0), "bad.gguf is no GGUF file"),
-    (("compare", "BAD/bad.gguf", "hi"), "bad.gguf is no GGUF file"),
+    (("serve", "BAD/bad.gguf", "--port", 0), "bad.gguf is not a GGUF file"),
+    (("compare", "BAD/bad.gguf", "hi"), "bad.gguf is not a GGUF file"),
     # Matrices
     (("matrix", "BAD/none"), "there is no matrix file"),
     (("matrix", "FOREIGN", "--token", "abc"), "--model"),

@@ -189,7 +189,7 @@ def test_without_the_package(file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("zip.gguf", "zip.gguf is no GGUF file"),
+        ("zip.gguf", "zip.gguf is not a GGUF file"),
         ("part.gguf", "3 parts"),
         (".", "a.gguf, b.gguf"),
         ("notes.txt", "notes.txt is a file"),
@@ -222,7 +222,7 @@ def test_a_disk_that_gets_full(file):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(ValueError, match="free some disk, or set TOKEN_RECYCLING_CACHE"):
+        with pytest.raises(ValueError, match="free disk space or set TOKEN_RECYCLING_CACHE"):
             gguf_files.unpacked(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -143,7 +143,7 @@ def is_as_compared(family: str) -> bool:
 
 
 def dequantising() -> dict[str, Any]:
-    """Return arguments of `from_pretrained` that dequantise a GGUF file; releases before `GgufConfig` always do."""
+    """Return arguments of `from_pretrained` that dequantize a GGUF file; releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 

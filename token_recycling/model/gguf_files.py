@@ -1,9 +1,9 @@
 """GGUF files: models in llama.cpp's format, each unpacked once into a folder that transformers loads.
 
-transformers dequantises a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
-ordinary folder loads in one. So the model is kept in such a folder: in float32, which loses nothing, with its
-tokenizer, chat template and generation configuration. It lies in the user's cache under the path, size and date of the
-file, is renamed into place when it is complete, and is removed once the file has changed or is gone.
+transformers dequantizes a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
+ordinary folder loads in one. So the model is stored in such a folder: in float32, which is lossless, with its
+tokenizer, chat template and generation configuration. The folder is in the user's cache, named by the path, size and
+date of the file. It is renamed into place when complete, and removed once the file has changed or is gone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _MAGIC = b"GGUF"
 _SOURCE = "gguf_source.json"
-"""In the folder of an unpacked model: the file that it was made of."""
+"""File in the folder of an unpacked model that records the GGUF file it was made from."""
 _ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
 """Tokens that end a sequence, a turn and a message: generation ends at each, as in llama.cpp."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
+    """Return whether a path is that of a GGUF file, by its name."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
@@ -45,14 +45,14 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def is_unpacked(path: Path) -> bool:
-    """Whether the model in a GGUF file is in the cache."""
+    """Return whether the model in a GGUF file is in the cache."""
     return _folder_of(path).is_dir()
 
 
 def unpacked(path: Path) -> Path:
-    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Folders of files
-    that changed or are gone are removed. Raises ValueError for a file that transformers does not read, for a missing
-    package, and for a full disk.
+    """Return the folder of the model in a GGUF file, created on first use; other processes wait for it. Folders of
+    files that changed or are gone are removed. Raises ValueError for a file that transformers cannot read, for a
+    missing package, and for a full disk.
     """
     folder = _folder_of(path)
     _remove_outdated()
@@ -74,16 +74,16 @@ def configuration(path: Path) -> PreTrainedConfig:
 
 
 def check(path: Path) -> None:
-    """Raises ValueError for a missing package, and for what is no GGUF file."""
+    """Raise ValueError for a missing package, and for a file that is not a GGUF file."""
     if missing := lacking("gguf", "gguf", "accelerate"):
         raise ValueError(f"reading {path} {missing}")
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise ValueError(f"{path} is no GGUF file, it begins otherwise; give a model's .gguf file")
+            raise ValueError(f"{path} is not a GGUF file, by its first bytes; give a model's .gguf file")
 
 
 def unpacked_in() -> Path:
-    """The folder of unpacked models."""
+    """Return the folder of unpacked models."""
     return cache_folder() / "gguf"
 
 
@@ -92,15 +92,15 @@ def _folder_of(path: Path) -> Path:
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """Return what tells a GGUF file from others, and from itself when it is written again. The folder is an ordinary
-    model, which later releases of transformers load too.
+    """Return the key that identifies a GGUF file, and changes when the file is rewritten. It has no version of
+    transformers: the folder is an ordinary model, which later releases load too.
     """
     status = path.stat()
     return {"file": str(path.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _remove_outdated() -> None:
-    """Remove the folders of GGUF files that were written again or deleted. Those of a drive that is not there stay."""
+    """Remove the folders of GGUF files that were rewritten or deleted. Those of files on a missing drive stay."""
     for record in unpacked_in().glob(f"*/{_SOURCE}"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             source = json.loads(record.read_text(encoding="utf-8"))
@@ -122,14 +122,14 @@ def _unpack(path: Path, folder: Path) -> None:
             (temporary / _SOURCE).write_text(json.dumps(_identity(path)), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free some disk, "
+            f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free disk space "
             "or set TOKEN_RECYCLING_CACHE to a folder on another disk"
         ) from error
 
 
 def _narrowed(model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of a model in float32, each in 16 bits if these hold all of its numbers: those of a file in 16
-    bits take no more than the file. The configuration still says float32, in which they are loaded.
+    """Return the weights of a model in float32, each in 16 bits if these hold all of its numbers: weights of a 16-bit
+    file take no more space than the file. The configuration still says float32, in which they are loaded.
     """
     import torch
 
@@ -145,7 +145,7 @@ def _narrowed(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _read(path: Path) -> tuple[Any, Any]:
-    """The model in float32, and its tokenizer; raises ValueError."""
+    """Return the model in float32, and its tokenizer; raises ValueError."""
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -172,7 +172,7 @@ def _read(path: Path) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Errors as ValueErrors, and no bar of transformers' own, which no setting of it turns off."""
+    """Raise errors as ValueErrors, and hide transformers' own progress bar, which none of its settings turns off."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
     tqdm = reader.tqdm

@@ -189,7 +189,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     )
     if reason is None and sharing is not None:
         reason = (
-            f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise only the weights"
+            f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantize only the weights"
         )
     if reason is not None:
         return ModelInfo(name, family, reason)
@@ -395,7 +395,7 @@ def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:
-    """Return whether it is a dynamic int8 module of torch.ao; those of float16 do not quantise activations."""
+    """Return whether it is a dynamic int8 module of torch.ao; those of float16 do not quantize activations."""
     if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
         return False
     dtypes = [getattr(part, "dtype", None) for part in (module, *module.children())]
@@ -403,7 +403,7 @@ def _is_dynamic(module: torch.nn.Module) -> bool:
 
 
 def _shares(weight: torch.Tensor) -> bool:
-    """Return whether it is a torchao tensor that quantises activations with one scale computed for each pass."""
+    """Return whether it is a torchao tensor that quantizes activations with one scale computed for each pass."""
     granularity = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
     return granularity == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
 

@@ -1,4 +1,4 @@
-"""From a name to a model and its tokenizer: MODEL is a local folder, a GGUF file, or a name on the Hugging Face hub.
+"""Loading of models and tokenizers: MODEL is a local folder, a GGUF file, or a name on the Hugging Face hub.
 
 A missing model is reported before anything slow begins.
 """
@@ -39,7 +39,7 @@ class Loaded(NamedTuple):
 
     @property
     def stored_dtype(self) -> str:
-        """The type of the weights where the model was loaded from, such as bfloat16."""
+        """The dtype of the weights where the model was loaded from, such as bfloat16."""
         return str(getattr(load_configuration(self.model.name_or_path), "dtype", None)).removeprefix("torch.")
 
 
@@ -55,10 +55,10 @@ def load(
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
     A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, so
-    that sequences are exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is
+    that outputs equal `generate`'s exactly, and to the file's own elsewhere; `device` to the accelerator if there is
     one; `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. `device_map` is that of
     transformers' `from_pretrained`, in place of `device`: "auto" spreads a model that one card cannot hold over all of
-    them. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
+    them. Raises ValueError with the reason, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from . import prepacking
     from .info import UnsupportedModelError
@@ -75,7 +75,7 @@ def load(
 
 
 def check_source(name: str) -> None:
-    """Raises ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
+    """Raise ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
     path, file = Path(name).expanduser(), packed(name)
     if file is not None:
         gguf_files.check(file)
@@ -89,9 +89,9 @@ def check_source(name: str) -> None:
                 f"{name} has {len(files)} .gguf files and no config.json: {', '.join(file.name for file in files)}; "
                 "give one of these files"
             )
-        raise ValueError(f"{name} has no config.json, so it is no model folder; is it the right folder?")
+        raise ValueError(f"{name} is not a model folder: it has no config.json; is it the right folder?")
     if path.exists():
-        raise ValueError(f"{name} is a file but no .gguf file; give the folder of a model or a .gguf file")
+        raise ValueError(f"{name} is a file, but not a .gguf file; give the folder of a model or a .gguf file")
     # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
     if not _HUB_NAME.fullmatch(name) or path.suffix == ".gguf" or ("/" in name and path.parent.is_dir()):
         raise ValueError(f"there is no folder or file {name!r}; give the folder of a model, a .gguf file or a hub name")
@@ -109,8 +109,8 @@ def check_source(name: str) -> None:
 
 
 def resolved(name: str) -> str:
-    """Return what transformers loads for `name`: a folder, the unpacked folder of a GGUF file, or a name on the hub.
-    Raises ValueError.
+    """Return the source that transformers loads for `name`: a folder, the unpacked folder of a GGUF file, or a name on
+    the hub. Raises ValueError.
     """
     file = packed(name)
     path = Path(name).expanduser() if file is None else gguf_files.unpacked(file)
@@ -118,7 +118,7 @@ def resolved(name: str) -> str:
 
 
 def to_unpack(*names: str) -> list[str]:
-    """Return the GGUF files among models that are not in the cache yet. Raises ValueError for what is no model."""
+    """Return the GGUF files among models that are not unpacked yet. Raises ValueError for an invalid name."""
     for name in names:
         check_source(name)
     files = [file for file in map(packed, names) if file is not None]
@@ -126,7 +126,7 @@ def to_unpack(*names: str) -> list[str]:
 
 
 def packed(name: str) -> Path | None:
-    """The GGUF file that `name` means: itself, or the only one in a folder without a config.json; else None."""
+    """Return the GGUF file that `name` means: itself, or the only one in a folder without a config.json; else None."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         files = gguf_files.files_in(path)
@@ -135,7 +135,7 @@ def packed(name: str) -> Path | None:
 
 
 def title(name: str) -> str:
-    """A model's name without places of this machine: a hub name as it is, else the last part of the path, without
+    """Return a model's name without paths of this machine: a hub name as it is, else the last part of the path, without
     `.gguf`.
     """
     path = Path(name).expanduser()
@@ -151,8 +151,8 @@ def load_model(
     threads: int | None,
     device_map: str | Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """The model in evaluation mode; raises ValueError. Weights for an accelerator are read straight onto it, where the
-    package accelerate is installed.
+    """Return the model in evaluation mode; raises ValueError. Weights for an accelerator are loaded directly onto it if
+    the package accelerate is installed.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -176,7 +176,7 @@ def load_model(
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; raises ValueError."""
+    """Return the tokenizer of a model; raises ValueError."""
     from transformers import AutoTokenizer
 
     check_source(name)
@@ -188,7 +188,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer saved where a model was loaded from; None if there is none on this machine."""
+    """Return the tokenizer saved where a model was loaded from; None if there is none on this machine."""
     from transformers import AutoTokenizer
 
     if not model.name_or_path:
@@ -200,7 +200,7 @@ def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
 
 
 def quieten() -> None:
-    """Turn off transformers' own bars, and warnings that a user cannot act on; downloads still show theirs."""
+    """Turn off transformers' own progress bars, except of downloads, and warnings that a user cannot act on."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging
 
@@ -210,7 +210,7 @@ def quieten() -> None:
 
 
 def load_configuration(name: str) -> PreTrainedConfig:
-    """The configuration of a model, without its weights; raises ValueError."""
+    """Return the configuration of a model, without its weights; raises ValueError."""
     from transformers import AutoConfig
 
     file = packed(name)
@@ -258,10 +258,12 @@ def _why_no_cuda() -> str:
 
 
 def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
-    """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
+    """Return whether prompts go through the chat template: as `wanted`, by default if there is one; raises ValueError
+    if a wanted one is missing.
+    """
     has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
     if wanted and not has_template:
-        raise ValueError("--chat needs a tokenizer with a chat template, which this one has not; use --raw")
+        raise ValueError("--chat needs a tokenizer with a chat template, which this one lacks; use --raw")
     return has_template if wanted is None else wanted
 
 

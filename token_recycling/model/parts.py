@@ -1,6 +1,6 @@
 """Modules, hooks and compiled calls of a model, and the code around it.
 
-Libraries and scripts replace functions of torch and transformers, to quantise or to measure, and torch modes intercept
+Libraries and scripts replace functions of torch and transformers, to quantize or to measure, and torch modes intercept
 all operations. Such code belongs to no module of a model. So every call checks whether any function of the libraries
 was replaced, which takes 50 microseconds.
 

@@ -1,8 +1,8 @@
-"""The cost t(n) of verifying n nodes, learned from a model's steps by batch size and length, and kept on disk.
+"""Cost t(n) of verifying n nodes, learned from a model's steps by batch size and length, and kept on disk.
 
-Nothing is measured for its own sake. The first step starts from what earlier processes learned about the model on this
-machine, or from a prior; every step teaches (`costs`). Only the shape t(n) / t(1) is kept on disk, as a slow
-average, so that a machine that is busy for a while spoils little. It is written when a sequence has ended, at most once
+Nothing is measured separately. The first step starts from costs that earlier processes learned about the model on this
+machine, or from a prior; every step updates them (`costs`). Only the shape t(n) / t(1) is kept on disk, as a slow
+average, so a machine that is busy for a while distorts it little. It is written when a sequence has ended, at most once
 a minute.
 """
 
@@ -25,19 +25,19 @@ from ..costs import OnlineCurve
 from .target import Target
 
 _SHORTEST_BAND, _BAND_STEP = 256, 4
-"""Tokens of the longest sequence."""
+"""Longest sequence of the first length band, in tokens, and the factor between bands."""
 _MOST_ON_CPU, _MOST = 64, 256
-"""Nodes of the largest forward passes that are considered."""
+"""Nodes of the largest forward passes considered."""
 _BYTES_ON_CPU, _BYTES = 1e10, 1e12
-"""Of weights that are read per second, until steps were timed."""
+"""Bytes of weights read per second, until steps were timed."""
 _SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
 """Minimum time between two writes; minimum steps of a curve that is written; weight of the newest shape."""
 _FLATTEST, _STEEPEST = 0.2, 2.0
-"""Bounds of how much rows may add, in what they usually do, by what was seen of products alone."""
+"""Bounds of the factor on the usual cost of further rows, as estimated from products only."""
 _FEW = 16
 """Maximum rows in 16 bits where costs are fixed."""
 _DEAREST = 1.5
-"""A curve where n nodes cost more than so many times n single ones is implausible."""
+"""A curve is implausible if n nodes cost more than this many times n single ones."""
 
 
 def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
 
 
 def band(length: int) -> range:
-    """Return the band of lengths that has one curve, of sequences of `length` tokens: up to 256, 1,024, 4,096, ..."""
+    """Return the band of lengths that shares a curve with sequences of `length` tokens: up to 256, 1,024, 4,096, ..."""
     shorter, longest = 0, _SHORTEST_BAND
     while longest < length:
         shorter, longest = longest, longest * _BAND_STEP
@@ -54,10 +54,10 @@ def band(length: int) -> range:
 
 
 class PassTimes:
-    """Learned cost curves of one model, for one way to make steps."""
+    """Learned cost curves of one model, for one way of making steps."""
 
     def __init__(self, prior: np.ndarray, setting: dict[str, str] | None) -> None:
-        """`prior` (nodes,) float64: see the function. `setting`: what t(n) depends on; None to keep nothing on disk."""
+        """`prior` (nodes,) float64: see the function. `setting`: values that t(n) depends on; None to store nothing."""
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
         """By batch size and the greatest length of a band."""
@@ -66,7 +66,7 @@ class PassTimes:
         self._choosing = Lock()
 
     def curve(self, sequences: int, length: int) -> OnlineCurve:
-        """Return the cost curve for a batch of so many sequences, the longest of `length` tokens. It starts from the
+        """Return the cost curve for a batch of this many sequences, the longest of `length` tokens. It starts from the
         curve on disk, else from that of another length or of one sequence.
         """
         key = sequences, band(length)[-1]
@@ -99,8 +99,8 @@ class PassTimes:
         }
 
     def keep(self) -> None:
-        """Write to disk, now and then, what was learned; called at the end of a sequence. Other threads do not wait for
-        the disk: the lock is held while the curves are read.
+        """Save learned costs to disk periodically; called at the end of a sequence. Other threads do not wait for the
+        disk: the lock is held only while the curves are read.
         """
         with self._choosing:  # another thread's sequence may begin with a new length
             now = time.monotonic()
@@ -122,10 +122,10 @@ class PassTimes:
 
 
 def _plausible(shape: np.ndarray) -> bool:
-    """Whether t(n) / t(1) (nodes,) can be true."""
+    """Return whether t(n) / t(1) (nodes,) is plausible."""
     if shape.ndim != 1 or not len(shape) or shape[0] != 1:
         return False
-    # Comparisons with what is no number are false.
+    # Comparisons with NaN are false.
     return bool((np.diff(shape) >= 0).all() and (shape <= _DEAREST * np.arange(1, len(shape) + 1)).all())
 
 
@@ -136,8 +136,8 @@ def pass_times(target: Target, kind: str = "") -> PassTimes:
 
 
 def agreed_time(target: Target, seconds: float) -> float:
-    """Return the time that rank 0 measured, which counts for all ranks of a model: with different trees they would wait
-    for each other for ever. All must call it at the same point. One broadcast of 8 bytes.
+    """Return the time that rank 0 measured, which all ranks of a model use: with different trees they would deadlock.
+    All must call it at the same point. One broadcast of 8 bytes.
     """
     agreed = torch.tensor(seconds, dtype=torch.float64, device=target.device)
     meshes = (weight.device_mesh for weight in target.model.parameters() if hasattr(weight, "device_mesh"))
@@ -148,18 +148,18 @@ def agreed_time(target: Target, seconds: float) -> float:
 
 
 def fixed_curve(target: Target, sequences: int) -> OnlineCurve:
-    """Return the cost curve of a batch of so many sequences where nothing is measured."""
+    """Return the cost curve of a batch of this many sequences if nothing is measured."""
     # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
     return OnlineCurve(shared_by(sequences, np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)))
 
 
 def _new(target: Target, kind: str) -> PassTimes:
-    # Processes that share a model must begin alike, and may see different disks.
+    # Processes that share a model must start from the same curves, and may see different disks.
     return PassTimes(prior(target), setting(target, kind) if target.processes < 2 else None)
 
 
 def setting(target: Target, kind: str = "") -> dict[str, str]:
-    """Return what t(n) depends on, besides batch size and length."""
+    """Return the values that t(n) depends on, besides batch size and length."""
     return {
         "model": type(target.model).__name__,
         "shape": target.shape,
@@ -177,7 +177,7 @@ def prior(target: Target) -> np.ndarray:
 
     The weights are read once. On a CPU rows add to that, the first ones most: the curve lies between those measured for
     models of 8 and 135 million parameters in float32 and bfloat16. With prepacked weights it is scaled so that eight
-    rows cost what their products did when the weights were packed. An accelerator is bound by its memory.
+    rows cost as much as their products did when the weights were packed. An accelerator is memory-bound.
     """
     on_cpu = target.device.type == "cpu"
     nodes = np.arange(1, 1 + (_MOST_ON_CPU if on_cpu else _MOST))

@@ -1,7 +1,7 @@
 """Prefill: reads prompts, and further known tokens, into a KV cache.
 
-All tokens of a sequence but the last go into the cache: the last one is the root of the first draft. Where logits are
-wanted, prompts are read in pieces, so that the logits of a whole prompt are never held.
+All tokens of a sequence except the last go into the cache: the last one is the root of the first draft. If logits are
+needed, prompts are read in pieces, so that the logits of a whole prompt are never in memory.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from .kv_cache import TreeCache
 from .target import Target
 
 PIECE = 512
-"""Tokens per batch whose logits are held at once, or that are read with a mask."""
+"""Tokens per batch whose logits are in memory together, or that are read with a mask."""
 _READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
-"""Tokens of a prompt that are read before anybody else has a turn: on a CPU fewer behind so many others, where
-attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
-token. These are numbers, not times, so that a prompt is cut, and rounded, at the same places whatever else is decoded.
+"""Tokens of a prompt that are read before other sequences have a turn; on a CPU fewer after `_FAR` others, where
+attention takes most of the time. From a few hundred rows on a pass is compute-bound: larger pieces gain little per
+token. These are counts, not times, so that a prompt is cut, and rounded, at the same places whatever else is decoded.
 """
 _READ_ON_DEVICE, _READ_ON_DEVICE_ALONE = 1024, 4096
-"""Piece sizes on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""
+"""Piece sizes on an accelerator, which needs more rows to be busy; the latter if no other sequence waits."""
 _EXTENDED_PIECE = 64
-"""Maximum tokens per sequence that are read at once after cached ones."""
+"""Maximum tokens per sequence that one pass reads after cached ones."""
 
 Reading = Callable[[], None]
 """Called before each piece of a prompt; an exception ends the call."""
 
 
 def piece_of(model: Target, cached: int, others: bool = False) -> int:
-    """Tokens of a prompt that are read behind `cached` of it before `others`, if there are any, have a turn, or it is
-    asked whether anybody still waits for it.
+    """Return how many tokens of a prompt are read after `cached` ones before `others` have a turn, or before the next
+    check whether the caller still waits.
     """
     if model.device.type != "cpu":
         return _READ_ON_DEVICE if others else _READ_ON_DEVICE_ALONE
@@ -47,10 +47,10 @@ def prefill(
     cached: Sequence[int] | None = None,
     reading: Reading | None = None,
 ) -> None:
-    """Put each of `sequences` (length,) without its last token into the cache, as far as it is not there.
+    """Read each of `sequences` (length,), except its last token, into the cache, as far as it is uncached.
 
     The first `cached[row]` tokens of each sequence are cached; by default as many as the cache has. Shorter sequences
-    are padded on the right, with a token of their own. `reading` is called before each piece.
+    are padded on the right with one of their own tokens. `reading` is called before each piece.
     """
     cache.expect(max(map(len, sequences)))
     slots, border = cache.length, model.info.border
@@ -102,10 +102,9 @@ def extend(
     cache: TreeCache,
     roots: Sequence[torch.Tensor],
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence and overwrite what follows.
-    Yield, piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
-    shorter sequences are shorter or empty. A row without a piece is given `roots[row]` (1,), a token of its own, whose
-    logits are not used.
+    """Write `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence, over later slots. Yield,
+    piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of shorter
+    sequences are shorter or empty. A row without a piece reads `roots[row]` (1,), its own token with unused logits.
     """
     lengths = list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
@@ -120,14 +119,14 @@ def extend(
 
 
 def cross_border(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> None:
-    """Read a sequence again where the model's own `generate` does so."""
+    """Read a sequence again if the model's own `generate` does so at this length."""
     border = model.info.border
     if border is not None and border.reread and len(sequences[0]) == border.at + 1:
         _read_at_once(model, sequences[0], cache)
 
 
 def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return `prompt` (length,) and its greedy continuation by `tokens` tokens, whatever ends a sequence."""
+    """Return `prompt` (length,) with its greedy continuation by `tokens` tokens, past any end-of-sequence token."""
     cache, sequence = model.new_cache(), prompt.to(model.device)
     prefill(model, [sequence], cache)
     for _ in range(tokens):
@@ -139,7 +138,7 @@ def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> None:
-    """Read a whole sequence in one forward pass, as `generate` reads a prompt whose length decides how it is read."""
+    """Read a whole sequence in one forward pass, as `generate` does if a prompt's length determines how it is read."""
     border = model.info.border
     if border is not None and border.reread and cache.length <= border.at:
         cache.crop(0)
@@ -148,14 +147,14 @@ def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> No
 
 
 def padded(row: torch.Tensor, columns: tuple[int, int], sequence: torch.Tensor) -> torch.Tensor:
-    """Pad a row of tokens (n,) on the left and right with a token of its `sequence`: what is masked must be numbers,
-    and no other token is known to have some.
+    """Pad a row of tokens (n,) on the left and right with a token of its `sequence`: masked states must be numbers, and
+    the embeddings of other tokens may not be.
     """
     return pad(row, columns, value=int(sequence[0]))
 
 
 def checked_prompt(input_ids: torch.Tensor, model: Target) -> torch.Tensor:
-    """The prompt as (length,) int64 on the model's device; raises ValueError with what is wrong."""
+    """Return the prompt as (length,) int64 on the model's device; raises ValueError if it is invalid."""
     shape = tuple(input_ids.shape)
     if input_ids.ndim == 2 and shape[0] == 1:
         input_ids = input_ids[0]

@@ -1,14 +1,13 @@
-"""Prefix cache: keys and values of recent sequences, so that a sequence that starts like one of them is read from where
-they differ.
+"""Prefix cache: keys and values of recent sequences; sequences that start alike are read from where they differ.
 
-A radix tree of tokens (SGLang's RadixAttention, 2312.07104) for each API key. Every segment holds the slots of its own
-tokens, so that a prefix that many sequences share is stored once. Segments never change: a sequence is decoded in a
-cache of its own that starts with a copy of them, and a copy of its slots is added. transformers' own caches do not fit:
-a copied `DynamicCache` belongs to a whole batch, stores a prefix once per sequence and cannot be found by tokens; its
-paged cache takes no tree mask.
+A radix tree of tokens (SGLang's RadixAttention, 2312.07104) per API key. Every segment holds the slots of its own
+tokens, so a prefix that many sequences share is stored once. Segments never change: a sequence is decoded in its own
+cache, which starts with a copy of them, and a copy of its slots is added to the tree. transformers' own caches do not
+fit: a copied `DynamicCache` belongs to a whole batch, stores a prefix once per sequence and cannot be found by tokens;
+its paged cache takes no tree mask.
 
 Recurrent states cannot be cut. For models that have them, the state at the end of every stored sequence is kept, and a
-sequence is read from the last such place that it passes.
+new sequence is read from the last such point on its path.
 
 Cost: comparing tokens, and copying slots in and out, about a thousandth of reading them. Eviction removes the least
 recently used segment, without a search.
@@ -30,20 +29,20 @@ from .recurrence import bytes_of_states
 from .target import Target
 
 _SHARE = 8
-"""Default budget: this part of the memory that weights leave free."""
+"""Default budget: one part in this many of the memory that weights leave free."""
 
 
 @dataclass(eq=False)
 class _Segment:
-    """Some tokens of a sequence, after those of the segments above."""
+    """Consecutive tokens of a sequence, after those of the segments above."""
 
     tokens: np.ndarray  # (n,) int64
     slots: Slots = field(default_factory=list)
     above: _Segment | None = None
     below: dict[int, _Segment] = field(default_factory=dict)
-    """By their first tokens."""
+    """Segments that follow, by their first tokens."""
     end: list[LinearAttentionLayer] | None = None
-    """Recurrent states, as a sequence left them that ended here."""
+    """Recurrent states after a sequence that ended here."""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +50,7 @@ class _Segment:
 
 
 def default_budget(target: Target) -> int:
-    """Return bytes for a `PrefixCache`: an eighth of what the model's weights leave of its device's memory."""
+    """Return the default budget of a `PrefixCache` in bytes: an eighth of the device memory left by the weights."""
     weights = sum(weight.nbytes for weight in target.model.parameters() if weight.device == target.device)
     copied = 0 if target.prepacked is None else target.prepacked.nbytes
     return max(0, memory(target.device) - weights - copied) // _SHARE
@@ -67,7 +66,7 @@ class PrefixCache:
         """Bytes in use."""
         self._roots: dict[str, _Segment] = {}
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
-        """All segments, those used least recently first, and each before the one above it: the first is a leaf."""
+        """All segments, least recently used first, and each before the one above it: the first is a leaf."""
         self._lock = Lock()
 
     def of(self, key: str) -> Prefixes:
@@ -76,7 +75,7 @@ class PrefixCache:
 
     @lasting
     def take(self, ids: torch.Tensor, key: str) -> tuple[TreeCache, int]:
-        """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
+        """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         with self._lock:
             path, n = self._cached_prefix(ids, key)
             if not n:
@@ -85,7 +84,7 @@ class PrefixCache:
             return self._copied(path, n), n
 
     def cached_tokens(self, ids: torch.Tensor, key: str) -> int:
-        """Return how many tokens `take` would give now."""
+        """Return how many tokens `take` would return now."""
         with self._lock:
             return self._cached_prefix(ids, key)[1]
 
@@ -96,19 +95,19 @@ class PrefixCache:
         if support.recurrent:
             while path and (path[-1].end is None or n < sum(len(segment.tokens) for segment in path)):
                 path, n = path[:-1], sum(len(segment.tokens) for segment in path[:-1])
-        # Beyond some lengths the model computes a whole sequence in another way than the cached one.
+        # Beyond some lengths the model computes a whole sequence differently from the cached one.
         across = border is not None and not border.repeats and len(ids) > border.at
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
     @lasting
     def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
-        """Keep what a cache holds of `ids` (length,), all of them, in row `row`. What was used least recently makes
-        room; what is larger than the limit is not kept.
+        """Store the slots of all of `ids` (length,) from row `row` of a cache. The least recently used segments are
+        evicted; a sequence larger than the limit is not stored.
         """
         border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
             return
-        if any(cache.starts):  # slots that left a window are gone
+        if any(cache.starts):  # slots outside a window are gone
             return
         with self._lock:
             path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
@@ -132,13 +131,13 @@ class PrefixCache:
                 self.nbytes += last.nbytes
 
     def __len__(self) -> int:
-        """Number of tokens that are held."""
+        """Return the number of cached tokens."""
         with self._lock:
             return sum(len(segment.tokens) for segment in self._by_use)
 
     @staticmethod
     def _match(tokens: np.ndarray, root: _Segment | None) -> tuple[list[_Segment], int]:
-        """The segments that agree with `tokens`, the last one perhaps in part, and how many tokens agree."""
+        """Return the segments that agree with `tokens`, the last one perhaps in part, and how many tokens agree."""
         path: list[_Segment] = []
         n = 0
         while root is not None and n < len(tokens) and int(tokens[n]) in root.below:
@@ -152,7 +151,7 @@ class PrefixCache:
         return path, n
 
     def _split(self, segment: _Segment, n: int) -> _Segment:
-        """Make two of a segment, the upper one of n tokens, which is returned."""
+        """Split a segment in two, and return the upper one, of n tokens."""
         above = segment.above
         assert above is not None
         upper = _Segment(segment.tokens[:n], _cloned(segment.slots, 0, n), above)
@@ -169,8 +168,8 @@ class PrefixCache:
             self._by_use.move_to_end(segment)
 
     def _make_room(self, needed: int, path: list[_Segment]) -> bool:
-        """Evict segments, those used least recently first, until `needed` bytes fit beside `path`, which was used just
-        now. Return False, and evict nothing, where they cannot fit.
+        """Evict the least recently used segments until `needed` bytes fit next to `path`, which was used just now.
+        Return False, and evict nothing, if they cannot fit.
         """
         if needed + sum(segment.nbytes for segment in path) > self.limit:
             return False
@@ -182,13 +181,13 @@ class PrefixCache:
         return True
 
     def _new_cache(self) -> TreeCache:
-        """An empty cache, which keeps what leaves a window too: any beginning may be asked for again."""
+        """Return an empty cache, which also keeps slots outside windows: any prefix may be requested again."""
         cache = self.target.new_cache()
         cache.keep_all()
         return cache
 
     def _copied(self, path: list[_Segment], n: int) -> TreeCache:
-        """A cache with the first n slots of these segments."""
+        """Return a cache with the first n slots of these segments."""
         cache, at = self._new_cache(), 0
         cache.expect(n)
         for segment in path:
@@ -217,14 +216,14 @@ class Prefixes:
     key: str = ""
 
     def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
-        """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
+        """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         return self.cache.take(ids, self.key)
 
     def cached_tokens(self, ids: torch.Tensor) -> int:
-        """How many tokens `take` would give now."""
+        """Return how many tokens `take` would return now."""
         return self.cache.cached_tokens(ids, self.key)
 
     def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
-        """Keep what a cache holds of a sequence (length,), all but its last token, if it holds just that."""
+        """Store the slots of a sequence (length,), except its last token, if the cache holds them all."""
         if cache.length >= len(ids) - 1:
             self.cache.keep(ids[:-1], cache, self.key, row)

@@ -2,15 +2,16 @@
 
 For a product of several rows, torch calls a library that rearranges the weights in every call. In float32 eight rows
 then take two to three times as long as one. With weights that oneDNN has packed once, eight rows take 1.4 times as long
-as one in float32, and in bfloat16 every forward pass takes a quarter less. Packing costs a second copy of the weights,
-so it is done where memory allows, and used for the numbers of rows for which it was faster when it was made.
+as one in float32, and in bfloat16 every forward pass takes a quarter less. Packing costs a second copy of the weights.
+So it is done if memory allows, and used for the numbers of rows for which it was faster when the weights were packed.
 
-torch has no public way to prepack weights but compiling the whole model: `torch.ops.mkldnn` is what its compiler calls.
+torch has no public way to prepack weights except compiling the whole model: `torch.ops.mkldnn` is what its compiler
+calls.
 
-The copy is valid while the weights are what it was made of. A layer falls back to its own product as soon as its weight
-is another tensor or was written to. Writes through a tensor's `.data`, which torch does not count, are found at the
-start of the next call by comparing a number of every row and column of every weight: whole rows and columns are what is
-written, as of a token, a neuron or a head.
+The copy is valid while the weights are unchanged. A layer falls back to its own product as soon as its weight is
+another tensor or was written to. Writes through a tensor's `.data`, which torch does not count, are detected at the
+start of the next call: one number of every row and column of every weight is compared, since such writes usually change
+whole rows and columns, as of a token, a neuron or a head.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from .parts import parts_of
 _LEAST_BYTES = 4_000_000
 """Smaller weights, which fit into a core's caches, are packed only on request."""
 _SHARE_OF_MEMORY = 4
-"""A larger part of memory is used only on request."""
+"""If the copy takes more than one part in this many of memory, packing is done only on request."""
 _ROWS = (8, 4, 2, 1)
-"""Numbers of rows that are tried: packed weights are used from the least on down to which they were faster."""
+"""Numbers of rows that are timed: packed weights are used down to the smallest one at which they were still faster."""
 _TRIED = 128_000_000
-"""Bytes of weights of one shape, at most, that are tried."""
+"""Maximum bytes of weights of one shape that are timed."""
 _FASTER = 0.97
 _USUALLY = {torch.bfloat16: 1, torch.float32: 4}
-"""From how many rows on they are mostly faster."""
+"""Rows from which packed weights are mostly faster."""
 _LAID_OUT_FOR = 16
-"""Rows that the weights are packed for; others take the same time."""
+"""Rows that the weights are packed for; other numbers take the same time."""
 _PATIENCE = 1.0
-"""Seconds of packing that are not worth a message."""
+"""Seconds above which the time of packing is logged."""
 PREPACKED = "prepacked"
 
 logger = logging.getLogger("token_recycling")
@@ -59,7 +60,7 @@ _used: ContextVar[Prepacked | None] = ContextVar("prepacked", default=None)
 
 
 class _Layer:
-    """Stands as `forward` on one linear layer: its packed product within `Prepacked.used`, else its own."""
+    """Replaces `forward` of one linear layer: its packed product within `Prepacked.used`, else its own."""
 
     def __init__(self, module: nn.Linear, owner: Prepacked) -> None:
         self.module, self._owner = module, owner
@@ -73,7 +74,7 @@ class _Layer:
         self._numbers = [numbers.clone() for numbers in self._some]
         self._strides = self.weight.stride()
         self.least = 1
-        """Rows from which on it is used."""
+        """Rows from which the packed product is used."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if (
@@ -89,22 +90,22 @@ class _Layer:
         return self.product(x)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) times the packed weight, with the layer's bias."""
+        """Return (..., in) times the packed weight, with the layer's bias."""
         return self._product(x, self.packed, self.module.bias, "none", [], "")
 
     @property
     def holds(self) -> bool:
-        """Whether the layer's weight is the tensor that was packed, and unwritten since, as far as torch counts."""
+        """Whether the layer's weight is the tensor that was packed, unwritten since, as far as torch counts."""
         weight = self.module.weight
         return weight is self.weight and version(weight) == self._version and weight.data_ptr() == self._at
 
     @property
     def unchanged(self) -> bool:
-        """Whether a number of every row and column of the weight is what it was, and in the same order in memory."""
+        """Whether one number of every row and column of the weight is unchanged, and so is the order in memory."""
         return self.module.weight.stride() == self._strides and all(map(torch.equal, self._some, self._numbers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied and saved as the layer's own product: a copy of the model packs weights of its own."""
+        """Copy and pickle as the layer's own product: a copy of the model packs its own weights."""
         return partial, (nn.Linear.forward, self.module)
 
 
@@ -112,8 +113,8 @@ class Prepacked:
     """The packed weights of one model."""
 
     def __init__(self, modules: Sequence[nn.Linear], fixed: bool = False) -> None:
-        """Pack the weights of `modules` and find out from how many rows on that is faster, shape by shape; such layers
-        keep them. `fixed`: find out nothing, so that every process rounds alike.
+        """Pack the weights of `modules`, and measure for each shape from how many rows on that is faster; only such
+        layers stay packed. `fixed`: measure nothing, so that every process rounds alike.
         """
         self.layers = [_Layer(module, self) for module in modules]
         self.fixed = fixed
@@ -151,14 +152,14 @@ class Prepacked:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nobody has written to the weights in a way that torch does not count, by some numbers of each; what
-        it counts drops this object (`facts`).
+        """Whether a sample of the weights shows no write that torch does not count; others drop this object
+        (`facts`).
         """
         return all(layer.unchanged for layer in self.layers)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """For the length of the block, passes of this thread use the packed weights."""
+        """Within the block, passes of this thread use the packed weights."""
         token = _used.set(self)
         try:
             yield
@@ -166,7 +167,7 @@ class Prepacked:
             _used.reset(token)
 
     def drop(self) -> None:
-        """Give every layer its own product back, and the memory free."""
+        """Restore every layer's own product, and free the memory."""
         for layer in self.layers:
             if vars(layer.module).get("forward") is layer:
                 del layer.module.forward
@@ -174,12 +175,12 @@ class Prepacked:
 
 
 def _least_rows(ratios: Mapping[int, float]) -> int:
-    """From how many rows on packed weights are used, by their time over that of others; 0 for no number."""
+    """Return the number of rows from which packed weights are used, by their relative time; 0 if never."""
     return min(itertools.takewhile(lambda rows: ratios[rows] < _FASTER, _ROWS), default=0)
 
 
 def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: bool) -> dict[torch.Size, float]:
-    """Return the mean seconds of a product of so many rows with a layer of each shape. All layers are read in turn, so
+    """Return the mean seconds of a product of `rows` rows with a layer of each shape. All layers are read in turn, so
     that none is in the CPU's caches.
     """
     seconds = {}
@@ -193,10 +194,10 @@ def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: b
 
 
 def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = False) -> Prepacked | None:
-    """Pack the weights of a model's linear layers, once; return them, or None where they are not packed.
+    """Pack the weights of a model's linear layers, once; return them, or None if they are not packed.
 
-    `wanted=None` packs where it is possible, and the weights are no trifle and at most a quarter of memory; `True`
-    wherever it is possible, else raises ValueError; `False` drops what is packed. `fixed`: see `Prepacked`.
+    `wanted=None` packs where possible, if the weights are not tiny and take at most a quarter of memory; `True`
+    wherever possible, else raises ValueError; `False` drops packed weights. `fixed`: see `Prepacked`.
     """
     if wanted is not None and not isinstance(wanted, bool):
         raise TypeError(f"prepack must be True, False or None, got {wanted!r}")
@@ -219,13 +220,13 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     began = time.perf_counter()
     packed = facts.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
-        logger.warning("prepacked weights: %.1f s, once", time.perf_counter() - began)
+        logger.warning("prepacked weights in %.1f s, once", time.perf_counter() - began)
     return packed
 
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
-    """Return the prepacked weights of a model in its present state, if there are any. Those that are no longer the
-    model's, by what torch does not count, are dropped.
+    """Return the prepacked weights of a model in its present state, if there are any. They are dropped if the model's
+    weights were changed in a way that torch does not count.
     """
     packed = facts_of(model).recall(PREPACKED)
     if packed is not None and not packed.unchanged:
@@ -235,7 +236,7 @@ def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
 
 
 def drop(model: PreTrainedModel) -> None:
-    """Forget packed weights, of whatever state of the model."""
+    """Drop packed weights, whatever the state of the model."""
     _drop(parts_of(model), facts_of(model))
 
 
@@ -248,7 +249,7 @@ def _drop(parts: Iterable[nn.Module], facts: Facts) -> None:
 
 
 def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:
-    """Return the layers that can be packed, or the reason that there are none."""
+    """Return the layers that can be packed, or why there are none."""
     dtypes = packed_types()
     if not dtypes:
         return [], "this build of torch has no oneDNN"

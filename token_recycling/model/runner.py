@@ -1,9 +1,9 @@
-"""Who owns the slots of a batch and makes its forward passes.
+"""Runners: they own the slots of a batch and make its forward passes.
 
-A runner reads the prompts of a batch into slots, makes a forward pass over one draft for each sequence, and keeps the
-slots of the accepted nodes. Sequences join and leave it. The last token of a sequence is never in a slot: it is the
-root of the next draft. A `Runner` works in a cache of transformers; a `graphs.passes.GraphRunner` reads prompts like
-it, and makes the passes behind them in the slots of captured passes.
+A runner reads the prompts of a batch into slots, makes a forward pass over one draft per sequence, and keeps the slots
+of the accepted nodes. Sequences join and leave it. The last token of a sequence is never in a slot: it is the root of
+the next draft. A `Runner` works in a transformers cache. A `graphs.passes.GraphRunner` reads prompts in the same way,
+and makes the later passes in the slots of captured passes.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class Pass(NamedTuple):
     """Results of one forward pass for all sequences, at all n nodes of the largest draft."""
 
     lengths: Sequence[int]
-    """Tokens of each sequence that were cached before."""
+    """Tokens of each sequence that were cached before the pass."""
     starts: int | Sequence[int]
-    """The slot of all roots, or of each, right behind its sequence."""
+    """The slot of all roots, or of each, directly after its sequence."""
     logits: torch.Tensor
     """(batch, n, vocabulary)."""
     states: torch.Tensor | None = None
     """(batch, n, states * hidden), where hidden states are read."""
     prompt_states: Sequence[torch.Tensor] = ()
-    """(tokens, states * hidden) each: of the prompts that the pass read before the roots, if it read any."""
+    """(tokens, states * hidden) each, of the prompts that the pass read before the roots, if it read any."""
     trees: PackedTrees | None = None
-    """The drafts on the device, where they were sent in one copy."""
+    """The drafts on the device, if they were sent in one copy."""
     prompt_from: int | None = None
-    """Tokens of a prompt that were cached before the pass read the rest of it; None where it read none."""
+    """Tokens of a prompt that were cached before the pass read the rest of it; None if it read none."""
 
 
 class Runner:
-    """Owns the slots of the sequences of one batch. It makes passes as the model's own code does, in a cache that may
+    """Owns the slots of the sequences of one batch. Its passes are those of the model's own code, in a cache that may
     hold the beginnings of the sequences.
     """
 
     path = "eager"
-    """How passes are made: see `Stats.path`."""
+    """Kind of passes: see `Stats.path`."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class Runner:
         prepared: Callable[[], None],
     ) -> None:
         """`reading` is called before each piece of a prompt, and may raise; `prepared` before each pass over drafts,
-        once its inputs are made.
+        after its inputs are built.
         """
         self.target, self.cache, self.reading, self.prepared = target, cache, reading, prepared
-        """The cache is that in whose slots the sequences are now, each from slot 0 on."""
+        """The cache that now holds the sequences, each from slot 0 on."""
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
-        """Read each of `sequences` (length,) but its last token into slots, behind the `cached` ones that are there.
-        Return the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all that was
-        read, for each; None where none are wanted, or the family left some out.
+        """Read each of `sequences` (length,), except its last token, into slots after its `cached` ones. Return for
+        each the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all tokens read;
+        None if none are requested, or the family left some out.
         """
         if not states:
             prefill(self.target, sequences, self.cache, cached, self.reading)
@@ -81,7 +81,7 @@ class Runner:
         with layer_states(self.target.model, states) as passes:
             prefill(self.target, sequences, self.cache, cached, self.reading)
         uncached = [len(sequence) - 1 - n for sequence, n in zip(sequences, cached, strict=True)]
-        # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
+        # States of all tokens read, and no more: a family may leave some out, or read a long prompt again.
         if not passes or sum(read.shape[1] for read in passes) != max(uncached):
             return None
         read = torch.cat(passes, dim=1).to(self.target.device)
@@ -95,7 +95,7 @@ class Runner:
         states: tuple[int, ...] = (),
     ) -> Pass:
         """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
-        a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
+        a batch also reads the uncached part of its prompts. Rows that are not `active` attend to nothing.
         """
         if self.target.info.border is not None:
             cross_border(self.target, sequences, self.cache)
@@ -109,7 +109,7 @@ class Runner:
             result = self._pass(drafts, sequences, lengths, active)
         n, read = result.logits.shape[1], torch.cat(passes, dim=1).to(self.target.device)
         prompts: list[torch.Tensor] = []
-        if 0 < read.shape[1] - n == max(lengths) - cached:  # shorter sequences stand behind padding
+        if 0 < read.shape[1] - n == max(lengths) - cached:  # shorter sequences follow padding
             prompts = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
         return result._replace(states=read[:, -n:], prompt_states=prompts)
 
@@ -146,8 +146,8 @@ class Runner:
         self.cache.keep(result.starts, result.lengths, accepted)
 
     def undo(self, result: Pass) -> Pass:
-        """Forget what the last pass wrote; slots behind the sequences hold zeros then. Return it with the numbers of
-        tokens that are cached now: a prompt that it read is not.
+        """Discard the slots that the last pass wrote; slots after the sequences then hold zeros. Return the pass with
+        the numbers of tokens that are cached now: a prompt that it read is not.
         """
         lengths = result.lengths if result.prompt_from is None else [result.prompt_from]
         self.cache.keep(result.starts, lengths, [()] * len(lengths))
@@ -155,12 +155,12 @@ class Runner:
         return result._replace(lengths=lengths)
 
     def join(self, other: Runner, sequences: int, cached: int) -> None:
-        """Add the sequence of another runner, with `cached` tokens in slots, behind `sequences` others."""
+        """Add the sequence of another runner, with `cached` tokens in slots, after `sequences` others."""
         self.cache.join(other.cache)
 
     def leave(self, order: Sequence[int], cached: int) -> None:
-        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs. The
-        longest of those that stay has `cached` tokens in slots.
+        """Reorder sequences: the one in `order[place]` moves to `place`, which no later one needs. The longest that
+        stays has `cached` tokens in slots.
         """
         self.cache.select(order, cached)
 
@@ -169,8 +169,8 @@ class Runner:
 
 
 def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
-    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
-    over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
+    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,). One forward pass
+    reads the uncached tokens, as in `generate`, with shorter sequences padded on the left. Afterwards the cache holds
     each sequence from slot 0 on.
     """
     longest = max(map(len, sequences))
@@ -196,8 +196,8 @@ def first_pass(
     """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
     from a forward pass that also reads the uncached tokens.
 
-    Without a draft it is the forward pass that `generate` makes. With one, every token has a row in the mask, and some
-    models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
+    Without a draft it is the same forward pass as in `generate`. With one, every token has a row in the mask, and some
+    models compute logits after every token; so only the end of a long sequence is read with the draft. `reading` is
     called before each piece.
     """
     sequence, n = sequence.to(model.device), len(draft)
@@ -211,5 +211,5 @@ def first_pass(
         if at_once:
             return logits
     cached = cache.length
-    cache.drop_unseen(cached)  # from where the pass may be made again
+    cache.drop_unseen(cached)  # the pass may be repeated from here
     return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]

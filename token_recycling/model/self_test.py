@@ -1,10 +1,9 @@
-"""The self-test: does a model read a tree as it reads the tree's paths?
+"""Self-test: does a model compute the same logits for a tree as for the tree's paths?
 
-It decides about families that were not compared when this library was made, and about quantized weights. The logits
-after every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward passes over
-the same path without one, on a short random sequence. Forward passes of several sizes show whether the logits after a
-token depend on how many tokens are read with it. Cost: fourteen short forward passes, once per machine where the model
-passes.
+It decides about families that the tests of this library do not compare, and about quantized weights. The logits after
+every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward passes over the
+same path without one, on a short random sequence. Forward passes of several sizes show whether the logits after a token
+depend on how many tokens are read with it. Cost: fourteen short forward passes, once per machine if the model passes.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from .target import PassInputs, Target
 logger = logging.getLogger("token_recycling")
 
 _PATIENCE = 1.0
-"""Seconds that are not worth a message."""
+"""Seconds above which the time of a test is logged."""
 
 _TREE = parse_paths("0 1 00 01 10 010").parents
 _LENGTH, _LONGEST_WINDOW = 24, 512
 _KERNEL_ROWS = (2, 7, 16, 33)
-"""Rows of forward passes: kernels differ with them, from one row to two at the latest."""
+"""Rows of forward passes: kernels differ between them, at the latest between one row and two."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Verdict:
 
 
 def kept_verdict(target: Target) -> Verdict:
-    """Return the verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
+    """Return the verdict of this process or of an earlier one. A failure is not stored: other weights may pass."""
     setting = None if target.info.quantised else _setting(target)
     path = None if setting is None else facts_file("self-tests", setting)
     if path is not None and read_facts(path, lambda content: content["setting"], None) == setting:
@@ -65,7 +64,7 @@ def kept_verdict(target: Target) -> Verdict:
 
 
 def _setting(target: Target) -> dict[str, str] | None:
-    """Return what the verdict depends on: sources and settings of all parts; None where a part has no file."""
+    """Return the values that the verdict depends on: sources and settings of all parts; None if a part has no file."""
     model = target.model
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
@@ -83,7 +82,7 @@ def _setting(target: Target) -> dict[str, str] | None:
 
 
 def verdict(target: Target) -> Verdict:
-    """Try a model; never raises for one."""
+    """Test a model; never raises for one."""
     info, began = target.info, time.perf_counter()
     length, notes = _tested_length(info)
     try:
@@ -97,7 +96,7 @@ def verdict(target: Target) -> Verdict:
         trees, scale = largest_difference(target, text, parents)
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
-            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.name, left)
+            logger.warning("testing whether %s follows tree masks, once on this machine (about %d s)", info.name, left)
         plain = _differs_by_rows(target, random_tokens(target, max(_KERNEL_ROWS)))
         behind = _differs_by_rows(target, text, behind_cache=True)
     except Exception as error:  # a model of an unknown kind can fail in any way
@@ -110,7 +109,7 @@ def verdict(target: Target) -> Verdict:
     elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
         reason = (
             f"{depends_on_rows(info.name)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
-            "activations that are quantised as it runs share one scale or are rounded coarsely; quantise weights alone"
+            "activations quantized at run time share one scale or are rounded coarsely; quantize only the weights"
         )
     elif not difference <= tolerance:
         reason = (
@@ -121,8 +120,8 @@ def verdict(target: Target) -> Verdict:
 
 
 def _tested_length(info: ModelInfo) -> tuple[int, tuple[str, ...]]:
-    """Return how many tokens the test's sequence has, more than short windows and fewer than a border of the model; and
-    notes of what it does not reach.
+    """Return the length of the test sequence, more than short windows and less than a border of the model; and notes on
+    its limits.
     """
     length, notes = _LENGTH, tuple[str, ...]()
     window = max((reach.size for reach in info.layers.values() if reach.kind != "full"), default=0)
@@ -137,8 +136,8 @@ def _tested_length(info: ModelInfo) -> tuple[int, tuple[str, ...]]:
 
 @torch.no_grad()
 def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray) -> tuple[float, float]:
-    """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf,
-    leaves of one depth together, and the standard deviation of the latter.
+    """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf, with
+    leaves of one depth in one batch, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
@@ -158,7 +157,7 @@ def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray) 
 
 
 def leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
-    """Return the paths from the root to the leaves of a tree, by their number of nodes."""
+    """Return the paths from the root to the leaves of a tree, by number of nodes."""
     by_nodes: dict[int, list[Sequence[int]]] = {}
     tree = Tree(parents)
     for path, below in zip(tree.lineages, tree.children, strict=True):
@@ -168,8 +167,8 @@ def leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
 
 
 def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
-    some recurrent layers read several tokens at once in another way, which is more than rounding apart.
+    """Return logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read one by one as in
+    `generate`: some recurrent layers compute several tokens differently, by more than rounding.
     """
     cache = target.new_cache()
     target.read(texts, cache, last=1)
@@ -177,7 +176,7 @@ def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) ->
 
 
 def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
+    """Return positions as `generate` counts them, if it does: by default a model may start elsewhere than at 0."""
     if "position_ids" not in target.arguments:
         return {}
     return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
@@ -185,9 +184,9 @@ def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = False) -> float:
-    """Return the largest difference between the logits after a token that is read alone, and with others that it does
-    not see: the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as
-    the root of trees.
+    """Return the largest difference between the logits after a token read alone and with others that it does not see:
+    the first of `text` (length,) in passes over its beginning, or the last as the root of trees, after a cache of the
+    others.
     """
     length, results = len(text) - 1 if behind_cache else 0, []
     for rows in (1, *_KERNEL_ROWS):
@@ -212,13 +211,13 @@ def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes:
 def before_tree(
     target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
 ) -> tuple[TreeCache, PassInputs]:
-    """Return a cache of the prompts but their last tokens, and the inputs of the pass of `tree_logits` behind it; raise
-    ValueError where the cache does not say how many tokens were read.
+    """Return a cache of the prompts without their last tokens, and the inputs of the pass of `tree_logits` after it;
+    raise ValueError if the cache does not count the tokens read.
     """
     cache, length = target.new_cache(), texts.shape[1] - 1
     prefill(target, list(texts), cache)
     cross_border(target, list(texts), cache)
-    if cache.length != length:  # as where the first layer is skipped
+    if cache.length != length:  # such as if the first layer is skipped
         raise ValueError(f"of {length} tokens that were read the cache counts {cache.length}")
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
     return cache, target.inputs.of(drafts, [length] * len(texts), length)

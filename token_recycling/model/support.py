@@ -1,8 +1,7 @@
-"""May a model be accelerated? Answers are found once, and kept with the model (`facts`).
+"""Checks whether a model can be accelerated; results are cached with the model (`facts`).
 
-What a model's class and configuration say comes first (`info`). Families that were compared when this library was made
-need no more. Others, and quantized models, are tested once per machine (`self_test`). Whether code of users allows it
-is asked in each call (`foreign`).
+The model's class and configuration come first (`info`). Families that the tests of this library compare need no more.
+Others, and quantized models, are tested once per machine (`self_test`). Users' code is checked per call (`foreign`).
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ _PASSED = "self-test passed"
 
 
 def ready(model: PreTrainedModel) -> Target:
-    """Return the model, ready to read trees. Raises UnsupportedModelError where trees are not exact, or where that
-    cannot be found out.
-    """
+    """Return the target for a model. Raises UnsupportedModelError if trees are not exact, or if this is unknown."""
     try:
         target = Target(model)
         reason = _why_not(target)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # parts of users can fail in any way where `generate` does not look
+    except Exception as error:  # users' parts can fail in any way where `generate` does not use them
         what = f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(f"{type(model).__name__} cannot be examined: {what}") from error
     if reason is not None:
@@ -37,16 +34,14 @@ def ready(model: PreTrainedModel) -> Target:
     configured = attention_name(target.config)
     if configured not in MASKED_ATTENTION:
         target.facts.say_once(
-            f"{configured} takes no tree mask: accelerated calls use {target.info.attention}; all others, and the "
-            f"model after them, keep {configured}"
+            f"{configured} does not support tree masks: accelerated calls use {target.info.attention}; all others "
+            f"keep {configured}"
         )
     return target
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Return why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested
-    once, on a short sequence.
-    """
+    """Return why trees cannot be verified with this model, or None. An unknown family is tested once."""
     try:
         ready(model)
     except UnsupportedModelError as error:
@@ -55,13 +50,13 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _why_not(target: Target) -> str | None:
-    """Return why the self-test refuses a model, or None; families tested before need none."""
+    """Return why the self-test refuses a model, or None; families compared before need none."""
     facts, info = target.facts, target.info
     if facts.recall(_PASSED):
         return None
     if info.tested and not info.quantised:
         verdict = facts.recall(_SELF_TEST, of="code")
-    else:  # what fails with a hook may pass without it
+    else:  # a model that fails with a hook may pass without it
         from .self_test import kept_verdict
 
         with target.turns()():
@@ -76,10 +71,10 @@ def _why_not(target: Target) -> str | None:
 
 
 def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
-    """Whether and how a model can be accelerated, and why not; never raises for a model.
+    """Return whether and how a model can be accelerated, and why not; never raises for a model.
 
-    `self_test` also compares the logits of a tree with those of linear decoding, which counts for later calls, and
-    watches whether a step would make the host wait: some fifteen short forward passes.
+    `self_test` also compares the logits of a tree with those of linear decoding, which later calls reuse, and checks
+    whether a step would make the host wait: about fifteen short forward passes.
     """
     from .graphs.support import passes_or_reason, why_not_captured
     from .self_test import verdict

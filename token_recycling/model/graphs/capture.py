@@ -1,8 +1,8 @@
-"""Runs a step repeatedly: captured as a CUDA graph where there is CUDA, else operation by operation.
+"""Repeated runs of a step: captured as a CUDA graph if there is CUDA, else operation by operation.
 
-A graph replays the operations of one run without Python in between, so that a step takes the device's time only. It
-holds addresses: all tensors that it reads and writes stay where they are. Cost: some microseconds on the host per
-replay. A capture takes three runs, which count as compilation, not as a step.
+A graph replays the operations of one run without Python in between, so a step takes only the device's time. It stores
+addresses: all tensors that it reads and writes must stay in place. Cost: some microseconds on the host per replay. A
+capture takes three runs, which count as compilation, not as a step.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ..._util.locks import CAPTURING
 logger = logging.getLogger("token_recycling")
 
 _MOST = 96
-"""Graphs that are kept, the most recent ones."""
+"""Maximum number of graphs; the most recently used ones are kept."""
 
 
 class Graphs:
-    """Captured runs by key, sharing one pool of memory and one stream: they never run at the same time."""
+    """Captured runs by key, which share one memory pool and one stream: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
         self.stopped = False
-        """Whether nothing is captured any more, since memory did not suffice."""
+        """Whether captures have stopped for lack of memory."""
         if device.type == "cuda":
-            # Memory of a pool is used again by later captures on the same stream alone.
+            # Later captures reuse the memory of a pool only on the same stream.
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a run of this key will not be captured any more; nothing is where there is no CUDA."""
+        """Return whether a run of this key needs no further capture; without CUDA none does."""
         return self.device.type != "cuda" or key in self._kept
 
     def forget(self) -> None:
-        """Drop all graphs: something they point to has moved."""
+        """Drop all graphs, because memory that they point to has moved."""
         self._kept.clear()
 
     def stop(self, reason: str) -> None:
@@ -56,8 +56,8 @@ class Graphs:
                 torch.cuda.empty_cache()
 
     def run(self, key: Hashable, function: Callable[[], Any]) -> Any:
-        """Return the result of `function()`: the same tensors for one key, with new numbers. The function may run
-        several times, so what it changes must not depend on how often.
+        """Return the result of `function()`: for one key the same tensors, with new numbers. The function may run
+        several times, so its effects must not depend on how often.
         """
         if self.device.type != "cuda" or self.stopped:
             return function()
@@ -66,7 +66,7 @@ class Graphs:
             try:
                 self._kept[key] = self._capture(function)
             except torch.OutOfMemoryError:
-                self.stop("there was not enough memory for one more")
+                self.stop("there was not enough memory for another one")
                 return function()
             compiling.seconds += time.perf_counter() - began
             if len(self._kept) > _MOST:
@@ -77,7 +77,7 @@ class Graphs:
         return result
 
     def _capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Run it twice beforehand, so that everything is loaded and compiled."""
+        """Capture a run, after two runs in which everything is loaded and compiled."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(2):
@@ -85,7 +85,7 @@ class Graphs:
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        # In this mode other threads may do what a capture does not allow, as to ask for memory.
+        # In this mode other threads may perform operations that a capture forbids, such as allocating memory.
         how: dict[str, Any] = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
         with CAPTURING, _uncollected(), torch.cuda.graph(graph, **how):
             result = function()
@@ -95,7 +95,7 @@ class Graphs:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """For the length of the block, the cyclic garbage collector frees no tensors, which would end a capture."""
+    """Within the block, the cyclic garbage collector frees no tensors, which would end a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

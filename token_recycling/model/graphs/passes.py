@@ -1,4 +1,4 @@
-"""Captured forward passes of one model: their slots, buffers and graphs, which stay from call to call."""
+"""Captured forward passes of one model: slots, buffers and graphs that persist from call to call."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ..target import Target
 from .capture import Graphs
 
 _AHEAD = 2048
-"""Slots that are reserved beyond twice a prompt, if so many may be needed; then capacity doubles."""
+"""Slots reserved beyond twice a prompt, if the sequence may need them; after that, capacity doubles."""
 _EIGHTHS = 8
 """Capacities are multiples of an eighth of the power of two below them."""
 _COMMON_ROWS = ROWS[:5]
-"""Numbers of rows of most passes: trees of up to 64 nodes, and 1 where drafting is disabled."""
+"""Numbers of rows in most passes: trees of up to 64 nodes, and 1 where drafting is disabled."""
 _COMMON_NODES = 256
 """Rows of all sequences together, in most passes over a batch."""
 _COMMON_SLOTS = 4096
-"""Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
+"""Slots reserved for their graphs: prompts of up to 1,024 tokens do not move them."""
 
 
 class Shape(NamedTuple):
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
     batch: int
     nodes: int
-    """n of each sequence, those that only fill up the bucket included."""
+    """n of each sequence, padding to the bucket included."""
     band: int
     """Slots that attention runs over, those of the nodes included."""
     states: tuple[int, ...] = ()
@@ -55,46 +55,46 @@ class _Buffer(NamedTuple):
 
 
 class CapturedPasses:
-    """Made once for a model in one state. Serves one call, or one continuous batch, at a time."""
+    """Created once per state of a model. Serves one call, or one continuous batch, at a time."""
 
     kind = "captured"
-    """The name under which the costs of these passes are kept."""
+    """Name under which the costs of these passes are stored."""
 
     def __init__(self, target: Target) -> None:
         self.device = target.device
         self.state: list[Any] | None = None
-        """State of the model when this was tested."""
+        """State of the model when these passes were tested."""
         self._free = Lock()
         self._holder: int | None = None
         self._suspends = False
-        """Whether the call that holds it may be suspended for as long as its caller likes."""
+        """Whether the call that holds the passes may be suspended for any length of time."""
         self._graphs = Graphs(self.device)
         self._buffers: dict[tuple[int, int], _Buffer] = {}
         self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
         self.batch = self.capacity = 0
         self._addresses: list[int] = []
-        """Of the slots that the graphs use."""
+        """Addresses of the slots that the graphs use."""
         self.slots = self._empty(target)
 
     def runner(self, eager: Runner, longest: int) -> GraphRunner:
-        """Return a runner in place of an eager one, for sequences that may grow up to `longest` tokens."""
+        """Return a runner that replaces an eager one, for sequences that may grow up to `longest` tokens."""
         return GraphRunner(self, eager, longest)
 
     def take(self, suspends: bool = False) -> bool:
-        """Hold it for one call, unless another one is under way; a call that `suspends` is waited for by none."""
+        """Acquire the passes for one call; return whether they were free. No call waits for one that `suspends`."""
         is_free = self._free.acquire(blocking=False)
         if is_free:
             self._holder, self._suspends = get_ident(), suspends
         return is_free
 
     def give_back(self) -> None:
-        """The call has ended; any thread may say so."""
+        """Release the passes at the end of a call, from any thread."""
         self._holder = None
         self._free.release()
 
     def wait(self) -> bool:
-        """Wait until no call is under way; False, at once, if this thread has begun one and would wait for itself, or
-        if the call may be suspended.
+        """Wait until no call holds the passes. Return False immediately if this thread's own call holds them, or if
+        that call may be suspended.
         """
         if self._suspends or self._holder == get_ident():
             return False
@@ -106,7 +106,7 @@ class CapturedPasses:
         self._graphs.forget()
 
     def _empty(self, target: Target, drops: bool = True) -> TreeCache:
-        """A cache without slots, whose layers drop what left their windows unless told otherwise."""
+        """Return a cache without slots, whose layers drop slots outside their windows unless `drops` is False."""
         self.batch = self.capacity = 0
         cache = target.new_cache()
         if not drops:
@@ -115,9 +115,8 @@ class CapturedPasses:
 
     @lasting
     def begin(self, target: Target, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
-        """Hold the sequences of a cache, whose prompts have `lengths` tokens and which may grow up to `longest`, from
-        now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
-        no second copy.
+        """Hold the sequences of a cache from now on; their prompts have `lengths` tokens and may grow up to `longest`.
+        Cached slots are copied; without any, prompts are read directly into these slots, without a second copy.
         """
         if (cache.windowed is None) != (self.slots.windowed is None):
             self.slots = self._empty(target, drops=cache.windowed is not None)
@@ -128,8 +127,8 @@ class CapturedPasses:
 
     @lasting
     def reserve(self, sequences: int, slots: int, nodes: int = _COMMON_ROWS[-1]) -> None:
-        """Have capacity for so many sequences and slots, those of the sequences kept. Where memory does not suffice for
-        graphs as well, passes are no longer captured.
+        """Ensure capacity for this many sequences and slots, and keep the slots of the sequences. If memory does not
+        suffice for graphs as well, passes are no longer captured.
         """
         batch, capacity = max(self.batch, batch_of(sequences)), self.capacity
         if slots > capacity:
@@ -144,7 +143,7 @@ class CapturedPasses:
         self.batch, self.capacity = batch, capacity
 
     def join(self, other: TreeCache, sequences: int, cached: int) -> None:
-        """Add the sequence of another cache, whose tokens have the first `cached` slots, behind `sequences` others."""
+        """Add the sequence of another cache, whose tokens have the first `cached` slots, after `sequences` others."""
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
 
@@ -152,15 +151,15 @@ class CapturedPasses:
     def forward(
         self, target: Target, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
     ) -> Pass:
-        """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too.
-        Logits and states are the caller's; the trees are overwritten by the next pass.
+        """Run one pass over drafts below sequences of `lengths` cached tokens; it also returns the hidden states
+        numbered `states`. Logits and states belong to the caller; the next pass overwrites the trees.
         """
         nodes = rows_of(max(map(len, drafts)))
         batch, slots = batch_of(len(drafts)), max(lengths) + nodes
         self.reserve(batch, slots if slots <= self.capacity else 2 * self.capacity + nodes, nodes)
         shape = Shape(batch, nodes, min(band_of(slots), self.capacity), states)
         if self._addresses != (addresses := self.slots.addresses()):
-            self._graphs.forget()  # which read and write elsewhere
+            self._graphs.forget()  # they use the old addresses
             self._addresses = addresses
         buffer = self._buffer(shape.batch, nodes)
         absent = shape.batch - len(drafts)
@@ -175,7 +174,7 @@ class CapturedPasses:
         return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees=trees)
 
     def _check_state(self, target: Target) -> None:
-        """Before a capture: raise NoFastPathError unless the model is as it was when these passes were tested."""
+        """Raise NoFastPathError before a capture if the model has changed since these passes were tested."""
         if self.state is not None and self.state != state_of(target.model, target.info.attention):
             raise NoFastPathError(
                 "an adapter, part or option of the model changed during the call; change it between calls, or leave "
@@ -183,15 +182,15 @@ class CapturedPasses:
             )
 
     def _pass(self, target: Target, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
-        are written. Nothing else changes, so that it may run again.
+        """Run what a graph captures: return logits (batch, n, vocabulary) and hidden states of the nodes of `trees`,
+        and write their slots. Nothing else changes, so it may run again.
         """
         with layer_states(target.model, shape.states) if shape.states else nullcontext([None]) as states:
             logits = target.forward(packed_inputs(target, trees, shape.band, self.slots), self.slots)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
     def _shared(self, name: str, result: torch.Tensor) -> torch.Tensor:
-        """Copy a result into the tensor that all graphs of one shape share, so that memory holds it once."""
+        """Copy a result into the tensor shared by all graphs of one shape, so that memory holds it once."""
         if self.device.type != "cuda":
             return result
         key = name, result.shape, result.dtype
@@ -208,8 +207,8 @@ class CapturedPasses:
         return self._buffers[batch, nodes]
 
     def capture_common(self, target: Target, sequences: int, states: tuple[int, ...]) -> None:
-        """Capture passes over up to `sequences` sequences in the common numbers of rows; those captured before stay.
-        They hold for up to `_COMMON_SLOTS` slots: a longer sequence needs more slots, elsewhere in memory.
+        """Capture passes over up to `sequences` sequences in the common numbers of rows; earlier captures are kept.
+        They are valid for up to `_COMMON_SLOTS` slots: a longer sequence needs more slots, at other addresses.
         """
         most = target.max_length
         self.reserve(sequences, _COMMON_SLOTS if most is None else min(_COMMON_SLOTS, most + ROWS[-1]))
@@ -230,22 +229,21 @@ class CapturedPasses:
 
 
 class GraphRunner(Runner):
-    """Makes the passes of one batch in the slots of captured passes. Prompts are read into these slots eagerly, so that
-    there is no second copy. A cache that holds something already, as of a prompt that was read piece by piece, is
-    copied before the first captured pass.
+    """Makes the passes of one batch in the slots of captured passes. Prompts are read into these slots eagerly, without
+    a second copy. A cache with slots, as of a prompt read in pieces, is copied before the first captured pass.
     """
 
     def __init__(self, passes: CapturedPasses, eager: Runner, longest: int) -> None:
-        """Take the place of an `eager` one; sequences may grow up to `longest` tokens."""
+        """Replace an `eager` runner; sequences may grow up to `longest` tokens."""
         super().__init__(eager.target, eager.cache, eager.reading, eager.prepared)
         self._passes, self._longest = passes, longest
         captured = "captured as CUDA graphs" if passes.device.type == "cuda" else "not captured"
         self.path = f"fast: forward passes of constant shapes, {captured}"
         self._given: TreeCache | None = None
-        """The cache that the batch began with, once the sequences lie in the captured slots."""
+        """The cache that the batch began with, after its sequences were moved to the captured slots."""
 
     def _move(self, sequences: Sequence[torch.Tensor]) -> None:
-        """Let the sequences lie in the captured slots from now on."""
+        """Move the sequences to the captured slots."""
         lengths, given = [len(sequence) - 1 for sequence in sequences], self.cache
         self._passes.begin(self.target, given, lengths, self._longest)
         self.cache, self._given = self._passes.slots, given

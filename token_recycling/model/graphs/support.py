@@ -1,4 +1,4 @@
-"""Which models can make captured forward passes, and the reason where they cannot."""
+"""Models whose forward passes can be captured, and the reason why others cannot."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from .passes import CapturedPasses
 _TREE = parse_paths("0 1 10").parents
 _TRIED = 8
 _ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
-"""Differences that come from the order of additions, by bytes of a number; a value at a wrong place makes larger
-ones.
-"""
+"""Differences explained by the order of additions, by bytes of a number; misplaced values cause larger ones."""
 
 _HOST_BOUND = {
     "falcon": "indexes heads by a Python list, which is copied to the device in each pass",
     "jetmoe": "reads the sizes of its experts' batches on the host",
     "xglm": "rebuilds its table of positions in each forward pass",
 }
-"""Tested families whose forward pass cannot be captured, and what it does."""
+"""Tested families whose forward pass cannot be captured, and the reason."""
 
 
 def why_not_captured(info: ModelInfo) -> str | None:
-    """Return why forward passes of a model cannot be captured, by its configuration, or None."""
+    """Return why forward passes of a model cannot be captured, according to its configuration, or None."""
     if not info.supported:
         return info.reason
     if not info.tested:
@@ -54,26 +52,26 @@ def why_not_captured(info: ModelInfo) -> str | None:
 
 
 class _Captures:
-    """The captured passes of a model, or why it has none, for as long as its state does not change."""
+    """The captured passes of a model, or why it has none, while its state does not change."""
 
     def __init__(self) -> None:
         self._making = Lock()
-        """Two threads make one."""
+        """Two threads share one result."""
         self._result: CapturedPasses | str | None = None
         self._state: list[Any] | None = None
-        """None where every pass changes it."""
+        """None if every pass changes it."""
 
     def of(self, target: Target) -> CapturedPasses | str:
         with self._making:
             state = None if self._state is None else state_of(target.model, target.info.attention)
             if self._result is None or self._state != state:
-                self._result = None  # gives back its memory before the next one takes some
+                self._result = None  # frees its memory before the next one allocates
                 self._result = self._made(target)
             return self._result
 
     def _made(self, target: Target) -> CapturedPasses | str:
         model, attention = target.model, target.info.attention
-        for _ in range(2):  # a model's first pass may make what it keeps
+        for _ in range(2):  # a model's first pass may create attributes
             self._state = state_of(model, attention, keep=True)
             result = _by_parts(target.eager) or _tried_out(target)
             if self._state == state_of(model, attention):
@@ -86,17 +84,17 @@ class _Captures:
 
 
 def passes_or_reason(target: Target) -> CapturedPasses | str:
-    """Return the model's captured passes, made once for each state of the model, or why it has none."""
+    """Return the model's captured passes, made once per state of the model, or why it has none."""
     reason = why_not_captured(target.info) or _by_surroundings(target.device)
     return reason or target.facts.get("captured passes", _Captures).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
-    """Return why this thread's modes of torch prevent captures, or None."""
+    """Return why torch modes of this thread prevent captures, or None."""
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         return f"autocast to {dtype} is on; load the model in that dtype"
-    default = torch.get_default_device()  # is a mode as well, which chooses no operation of a pass
+    default = torch.get_default_device()  # also a mode, which affects no operation of a pass
     others = [type(mode).__name__ for stack in MODES for mode in stack() if getattr(mode, "device", None) != default]
     return f"modes of torch are on: {', '.join(others)}" if others else None
 
@@ -155,8 +153,8 @@ def _tried_out(target: Target) -> CapturedPasses | str:
 
 
 def _deviation(target: Target, passes: CapturedPasses, cache: TreeCache, cached: int, root: int) -> float:
-    """The largest difference between the logits of small trees in captured and eager passes, as a share of the largest
-    logit. The second tree sees the slots that were kept of the first.
+    """Return the largest difference between the logits of small trees in captured and eager passes, relative to the
+    largest logit. The second tree sees the slots kept from the first.
     """
     worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
