@@ -12,7 +12,7 @@ def test_a_race_shows_both_texts_and_who_was_faster(page, server):
     assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8 (untrained)"]
     texts = page.locator(".lane .text").all_text_contents()
     assert texts[0] == texts[1] != ""
-    assert "The same 40 tokens, one for one." in page.text_content("#same")
+    assert "Both outputs have the same 40 tokens." in page.text_content("#same")
     plain, drafted = figures(page, 0), figures(page, 1)
     assert (plain["steps"], plain["MAT"]) == ("40", "1.00")
     assert drafted["steps"] == str(len(events(server)))
@@ -23,16 +23,16 @@ def test_a_race_shows_both_texts_and_who_was_faster(page, server):
 
 def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(page):
     race(page)
-    assert "began with nothing learned" in page.text_content("#fairness")
+    assert "started untrained" in page.text_content("#fairness")
     assert not page.is_visible("#warmed")
     steps = []
-    for said in ("brings what this server has learned so far", "has drafted for this very prompt before"):
+    for said in ("has learned from earlier requests", "has already decoded this prompt"):
         race(page, drafter="accelerated")
         assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling (untrained)"]
-        assert "began with nothing learned" in page.text_content("#fairness")
+        assert "started untrained" in page.text_content("#fairness")
         warmed = page.text_content("#warmed")
         assert said in warmed
-        found = re.match(r"With memory [\d.]+., (\d+) steps", warmed)
+        found = re.match(r"Hot start: [\d.]+., (\d+) steps", warmed)
         steps.append((int(figures(page, 1)["steps"]), int(found[1])))
     assert steps[0][0] == steps[1][0]
     assert steps[1][1] < steps[1][0]

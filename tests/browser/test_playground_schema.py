@@ -27,7 +27,7 @@ def server():
 
 
 def test_the_answer_is_json_of_the_schema_and_what_it_forced_is_coloured(page, server):
-    page.click("summary:has-text('JSON of a schema')")
+    page.click("summary:has-text('JSON schema')")
     page.fill("#schema", json.dumps(SCHEMA, indent=2))
     generate(page)
     answer = page.locator(".lane .text").text_content()

@@ -77,7 +77,7 @@ def test_what_the_model_says_is_never_markup(page):
 
 
 def schema_of(page, text):
-    page.click("summary:has-text('JSON of a schema')")
+    page.click("summary:has-text('JSON schema')")
     page.fill("#schema", text)
 
 

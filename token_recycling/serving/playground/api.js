@@ -1,7 +1,7 @@
-// Requests to the server: about itself, and for the steps of a text as they are generated.
+// Requests to the server: its description, and the streamed steps of a generation.
 
 const KEY = "token-recycling.key";
-const BROKEN = "The stream broke off before its end.";
+const BROKEN = "The stream broke off before the end of the output.";
 
 /** An error from the server; its message is for the user. */
 export class ServerError extends Error {
@@ -17,13 +17,13 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-/** The model, its limits and the drafters to choose from. */
+/** The model, its limits and the available drafters. */
 export async function about() {
   return (await send("v1/token_recycling/about")).json();
 }
 
 /**
- * Generates a text: calls `onEvent(name, data)` with every event of the stream but the last, whose data is returned.
+ * Generates a text: calls `onEvent(name, data)` for every event of the stream except the last, whose data is returned.
  * Aborting the signal ends the generation.
  */
 export async function steps(body, signal, onEvent) {
@@ -53,11 +53,11 @@ async function send(path, request = {}) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new ServerError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+  throw new ServerError(body?.error?.message ?? `The server returned status ${response.status}.`, response.status);
 }
 
-/** Server-sent events: each a name and its data, which is one line of JSON. Comments, which begin with a colon, only keep
- * the connection open. */
+/** Server-sent events, each a name and one line of JSON data. Comments, which begin with a colon, only keep the
+ * connection open. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

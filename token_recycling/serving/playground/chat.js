@@ -1,4 +1,4 @@
-// The conversation: the turns before the message that is in the form.
+// The conversation: the turns before the message in the form.
 
 import { byId, element } from "./dom.js";
 
@@ -7,14 +7,14 @@ let turns = [];
 /** Whether the prompt is a message to answer. */
 export const isChat = () => !byId("kind").hidden && byId("form").elements.kind.value === "chat";
 
-/** All messages up to this one. */
+/** All messages, with this prompt as the last. */
 export const messagesWith = (prompt) => [...turns, { role: "user", content: prompt }];
 
-/** Goes on from an answer: the next message is asked after these. */
+/** Continues the conversation after an answer. */
 export function goOn(messages, answer) {
   turns = [...messages, { role: "assistant", content: answer }];
   byId("prompt").value = "";
-  byId("prompt").dispatchEvent(new Event("input")); // which keeps it for when the page is loaded again
+  byId("prompt").dispatchEvent(new Event("input")); // stores the prompt for a reload
   show();
 }
 

@@ -1,16 +1,16 @@
-// Helpers that make elements. Text is always set as text, never as markup.
+// Helpers that create elements. Text is always inserted as text, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
-/** `matches` where the user prefers reduced motion. */
+/** `matches` is true if the user prefers reduced motion. */
 export const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** An element with attributes, and children that are nodes or texts. */
+/** Creates an element with attributes, and with nodes or strings as children. */
 export function element(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-/** The same in SVG. */
+/** Creates an SVG element in the same way. */
 export function svgElement(name, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
@@ -24,7 +24,7 @@ function fill(made, attributes, children) {
   return made;
 }
 
-/** The class that gives a step its colour. */
+/** The class that gives a step its color. */
 export const parity = (index) => (index % 2 ? "odd" : "even");
 
 const SUPERSCRIPTS = [..."⁰¹²³⁴⁵⁶⁷⁸⁹"];

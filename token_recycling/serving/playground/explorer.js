@@ -1,11 +1,11 @@
-// The steps of a run as a strip of bars to choose from, and the draft tree of the chosen one.
+// The steps of a run as a strip of bars, and the draft tree of the selected step.
 
 import { byId, parity, plural, svgElement } from "./dom.js";
 import { treeOf } from "./tree.js";
 
 const WIDEST_BAR = 16;
 
-/** `onChoose(run, index)` is called when a step is chosen here. */
+/** `onChoose(run, index)` is called when the user selects a step here. */
 export class Explorer {
   constructor(onChoose) {
     this.onChoose = onChoose;
@@ -20,7 +20,7 @@ export class Explorer {
     byId("next").addEventListener("click", () => this.#go(this.index + 1));
   }
 
-  /** Nothing to choose from. */
+  /** Hides the explorer. */
   clear() {
     this.run = null;
     byId("explorer").hidden = true;
@@ -74,7 +74,7 @@ export class Explorer {
     const far = Math.max(2, Math.round(this.run.steps.length / 10));
     const moves = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -far, PageUp: far };
     const ends = { Home: 0, End: this.run.steps.length - 1 };
-    // The tree scrolls up and down by itself.
+    // The up and down keys scroll the tree.
     const here = event.currentTarget === this.strip || ["ArrowLeft", "ArrowRight"].includes(event.key);
     const to = event.key in moves ? this.index + moves[event.key] : ends[event.key];
     if (to === undefined || !here) return;
@@ -83,7 +83,7 @@ export class Explorer {
   }
 }
 
-/** A step as a bar: the model's own token below, the accepted ones above; its whole height can be clicked. */
+/** A step as a bar: the model's own token below, accepted tokens above; the full height is clickable. */
 function bar(tokens, accepted, at, tallest) {
   const part = (name, from, size) =>
     svgElement("rect", { class: name, x: at + 0.1, width: 0.8, y: tallest - from - size, height: size });

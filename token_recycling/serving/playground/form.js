@@ -1,4 +1,4 @@
-// The form, filled with the drafters and limits that the server offers, and the request made from it.
+// The form, filled with the server's drafters and limits, and the request built from it.
 
 import { byId, element } from "./dom.js";
 import { key } from "./api.js";
@@ -22,22 +22,22 @@ const QUESTION = "Explain in a few sentences why the sky is blue.";
 
 let offered = [];
 
-/** Fills the form with what the server offers. */
+/** Fills the form with the server's drafters and limits. */
 export function offer(served) {
   offered = served.drafters;
   byId("served").textContent = `${served.model} · ${served.dtype} on ${served.device}`;
   byId("kind").hidden = !served.chat;
   if (served.chat) openAsChat();
   if (served.max_new_tokens !== null) limitTokens(served.max_new_tokens);
-  const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
+  const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s drafter`);
   const untrained = offered.map(({ spec }) => element("option", { value: spec }, spec));
-  const group = element("optgroup", { label: "Untrained for every output" }, ...untrained);
+  const group = element("optgroup", { label: "Untrained for each output" }, ...untrained);
   byId("drafter").replaceChildren(own, ...(untrained.length ? [group] : []));
   byId("drafter").onchange = () => describeDrafter(served);
   describeDrafter(served);
 }
 
-/** A model that answers messages is asked one first, unless the tab had another prompt. */
+/** Starts with a chat message if the model has a chat template, unless this tab had another prompt. */
 function openAsChat() {
   byId("form").elements.kind.value = "chat";
   if (byId("prompt").value === EXAMPLE) byId("prompt").value = QUESTION;
@@ -49,7 +49,7 @@ function limitTokens(most) {
   if (Number(field.value) > most) field.value = most;
 }
 
-/** Puts the prompt that this tab had before it was loaded again, or an example, into the form. */
+/** Restores this tab's prompt after a reload, or fills in an example. */
 export function bringPrompt() {
   const field = byId("prompt");
   field.value ||= sessionStorage.getItem(PROMPT) ?? EXAMPLE;
@@ -62,20 +62,20 @@ export function askForKey(wanted) {
   byId("key").required = wanted;
 }
 
-/** Remembers the API key that was typed. */
+/** Stores the API key that the user has typed. */
 export function takeKey() {
   if (!byId("key-field").hidden) key.set(byId("key").value.trim());
 }
 
-/** True if the form is valid; otherwise the browser says what is missing. */
+/** Returns whether the form is valid; if not, the browser shows the problem. */
 export function isComplete() {
   const schema = byId("schema");
-  schema.setCustomValidity(schemaOf(schema.value) === null ? "expected a JSON object" : "");
+  schema.setCustomValidity(schemaOf(schema.value) === null ? "The schema must be a JSON object." : "");
   if (!schema.validity.valid) schema.closest("details").open = true;
   return byId("form").reportValidity();
 }
 
-/** The schema that was written: undefined for none, null where it is no JSON object. */
+/** The parsed schema: undefined for an empty field, null if it is not a JSON object. */
 function schemaOf(text) {
   if (!text.trim()) return undefined;
   try {
@@ -102,7 +102,7 @@ export function request() {
 }
 
 function ownDrafter({ drafter, isolation }) {
-  return isolation === "per-request" ? `${drafter}.` : `${drafter}. It learns from text to text.`;
+  return isolation === "per-request" ? `${drafter}.` : `${drafter}. It learns across requests.`;
 }
 
 function describeDrafter(served) {

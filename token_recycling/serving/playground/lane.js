@@ -1,4 +1,4 @@
-// A text with its steps in colours, and its figures above it. A race has two of them.
+// A text with its steps in colors, and its figures above. A race has two lanes.
 
 import { element, parity, svgElement } from "./dom.js";
 
@@ -9,10 +9,10 @@ const FIGURES = [
   ["steps", "steps", String],
   ["seconds", "seconds", (value) => value.toFixed(2)],
 ];
-const NAMES = { mat: "mean accepted tokens: what a step emits on average" };
+const NAMES = { mat: "mean accepted tokens: tokens per step on average" };
 
 export class Lane {
-  /** `onChoose(run, index)` is called when a step is chosen by pointer or arrow key. */
+  /** `onChoose(run, index)` is called when the user selects a step by pointer or arrow key. */
   constructor(run, onChoose) {
     this.run = run;
     this.spans = [];
@@ -22,7 +22,7 @@ export class Lane {
       class: "text",
       tabindex: 0,
       role: "group",
-      "aria-label": `Text of ${run.title}; left and right arrow choose a step`,
+      "aria-label": `Text of ${run.title}; left and right arrow keys select a step`,
     });
     this.values = Object.fromEntries(FIGURES.map(([name]) => [name, element("dd", {}, "–")]));
     this.finished = element("p", { class: "finished" });
@@ -44,7 +44,7 @@ export class Lane {
     return element("div", { title: NAMES[name] }, element("dt", {}, label), this.values[name]);
   }
 
-  /** Appends the steps that are not shown yet; scrolls along unless the reader has scrolled up. */
+  /** Appends new steps; follows the end of the text unless the user has scrolled up. */
   extend() {
     const { text } = this;
     const following = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
@@ -61,14 +61,14 @@ export class Lane {
     return element("span", { class: `step ${parity(index)}`, "data-step": index }, ...tokens);
   }
 
-  /** The text is complete: appends the rest that belongs to no step. */
+  /** Completes the text: appends the rest that belongs to no step. */
   complete() {
     this.extend();
     this.text.append(this.run.rest);
     this.figures();
   }
 
-  /** Figures after the first `count` steps; all, if it is left out. */
+  /** Shows the figures after the first `count` steps, by default all. */
   figures(count) {
     const figures = this.run.figures(count);
     for (const [name, , written] of FIGURES) {
@@ -88,7 +88,7 @@ export class Lane {
     this.track.toggleAttribute("hidden", false);
   }
 
-  /** Shows the state at a moment of a replay; later steps keep their place, so that nothing moves. */
+  /** Shows the state at a time of a replay; later steps keep their space, so that the layout does not move. */
   showAt(seconds) {
     const count = this.run.countAt(seconds);
     this.spans.forEach((span, index) => span.classList.toggle("ahead", index >= count));
@@ -99,14 +99,14 @@ export class Lane {
     this.figures(count);
   }
 
-  /** Marks a step as chosen; null marks none. */
+  /** Marks a step as selected; null removes the mark. */
   mark(index) {
     this.spans[this.chosen]?.classList.remove("chosen");
     this.chosen = index;
     this.spans[index]?.classList.add("chosen");
   }
 
-  /** Scrolls the text, and nothing else, so that a step is in view. */
+  /** Scrolls only the text, so that a step is in view. */
   reveal(index) {
     const span = this.spans[index];
     if (!span) {

@@ -1,4 +1,4 @@
-// The page: generating, racing, stopping, and choosing a step.
+// The page: generate, race, stop, and select a step.
 
 import { about, ServerError, steps } from "./api.js";
 import { goOn } from "./chat.js";
@@ -10,11 +10,11 @@ import { Replay } from "./replay.js";
 import { Run } from "./run.js";
 import { showVerdict } from "./verdict.js";
 
-const FIGURES_EVERY = 200; // milliseconds, so that the numbers can be read
+const FIGURES_EVERY = 200; // milliseconds, so that the numbers stay readable
 
 const explorer = new Explorer(choose);
 const replay = new Replay();
-const seen = new Set(); // prompts that this page has given to the server's own drafter
+const seen = new Set(); // prompts that this page has sent to the server's own drafter
 let [lanes, served, controller, races] = [[], null, null, 0];
 
 /** Shows a step in all lanes and in the explorer. */
@@ -33,7 +33,7 @@ function showError(text) {
   byId("error").hidden = !text;
 }
 
-/** Runs `work` with a signal that the stop button aborts; shows its errors, or `stopped()` where it was aborted. */
+/** Runs `work` with a signal that the stop button aborts; shows its errors, or `stopped()` after an abort. */
 async function busy(work, stopped) {
   if (controller) return;
   form.takeKey();
@@ -60,11 +60,11 @@ function failed(error) {
   const expected = error instanceof ServerError;
   if (!expected) console.error(error);
   if (error.status === 401) form.askForKey(true);
-  showError(expected ? error.message : `The page failed: ${error.message}`);
+  showError(expected ? error.message : `Internal error of this page: ${error.message}`);
   setStatus("");
 }
 
-/** Scrolls to the results where they begin in the lower half of the window, as on a phone. */
+/** Scrolls to the results if they begin in the lower half of the window, as on a phone. */
 function bringIntoView() {
   const status = byId("status");
   if (status.getBoundingClientRect().top < 0.5 * innerHeight) return;
@@ -86,7 +86,7 @@ function show(shown) {
   document.body.classList.toggle("raced", lanes.length > 1);
 }
 
-/** Stop takes the place, and the focus, of the buttons that start. */
+/** While running, the stop button replaces the start buttons and takes their focus. */
 function showButtons(running) {
   const started = [byId("generate"), byId("race")];
   const focused = [...started, byId("stop")].includes(document.activeElement);
@@ -104,7 +104,7 @@ async function fillRun(run, body, signal, onStep) {
     onStep(run);
   });
   const reason = end.usage.speculation?.not_accelerated_because;
-  if (reason) throw new ServerError(`The server left this to transformers, which has no steps: ${reason}`);
+  if (reason) throw new ServerError(`transformers’ own loop decoded this request, which has no steps: ${reason}`);
   run.finish(end);
   return end;
 }
@@ -120,7 +120,7 @@ async function generate(body, signal) {
   const draw = inFrames(lane);
   try {
     const end = await fillRun(run, body, signal, draw);
-    const why = end.finish_reason === "length" ? "The limit of tokens is reached" : "The text is complete";
+    const why = end.finish_reason === "length" ? "Token limit reached" : "Output complete";
     setStatus(`${why}. ${summary(run)}`);
     if (body.messages) goOn(body.messages, run.text);
   } finally {
@@ -130,7 +130,7 @@ async function generate(body, signal) {
   }
 }
 
-/** Draws new steps at most once a frame, and figures less often. */
+/** Draws new steps at most once per frame, and figures less often. */
 function inFrames(lane) {
   let [requested, last] = [false, 0];
   return () => {
@@ -149,12 +149,12 @@ function inFrames(lane) {
 function summary(run) {
   const { tokens, steps: taken, mat, rate } = run.figures();
   const size = `${plural(tokens, "token")} in ${plural(taken, "step")}`;
-  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second. ${run.loops}`.trim();
+  return `${size}: ${mat.toFixed(2)} per step, ${rate.toFixed(0)} tokens/s. ${run.loops}`.trim();
 }
 
 /**
- * Measures both runs one after the other, in alternating order, then shows them together. Drafting begins with nothing
- * learned; what the server's own drafter has learned is measured after them, as a figure of its own.
+ * Measures both runs one after the other, in alternating order, then shows them together. The drafter starts untrained;
+ * a run with the server's own drafter, which has learned from requests, is measured after them and reported separately.
  */
 async function race(body, signal) {
   const own = body.drafter === "accelerated";
@@ -166,7 +166,7 @@ async function race(body, signal) {
   const order = races++ % 2 ? [drafted, plain] : [plain, drafted];
   const measured = warmed ? [...order, warmed] : order;
   for (const [at, run] of measured.entries()) {
-    setStatus(`${at + 1} of ${measured.length}: measuring ${run.title}. Nothing is drawn meanwhile.`);
+    setStatus(`${at + 1} of ${measured.length}: measuring ${run.title}. Nothing is drawn during the measurement.`);
     await fillRun(run, { ...body, drafter: sent.get(run) }, signal, progressOf(body.max_tokens));
   }
   show([plain, drafted].map((run) => new Lane(run, choose)));
@@ -177,7 +177,7 @@ async function race(body, signal) {
   replay.begin(lanes);
 }
 
-/** Shows the progress of a run, rarely enough to cost nothing. */
+/** Shows the progress of a run, at intervals that do not affect the measurement. */
 function progressOf(most) {
   let last = performance.now();
   Object.assign(byId("progress"), { max: most, value: 0, hidden: false });
@@ -201,7 +201,7 @@ byId("form").addEventListener("submit", (event) => {
   event.preventDefault();
   startGenerating();
 });
-byId("race").addEventListener("click", () => busy(race, () => "The race was stopped; there is nothing to compare."));
+byId("race").addEventListener("click", () => busy(race, () => "The race was stopped before both runs were complete."));
 byId("stop").addEventListener("click", () => controller?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") controller?.abort();

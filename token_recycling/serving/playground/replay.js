@@ -1,4 +1,4 @@
-// Replays two runs, measured one after the other, side by side on the measured clock.
+// Replays two runs, which were measured one after the other, side by side in measured time.
 
 import { byId, reducedMotion } from "./dom.js";
 
@@ -14,7 +14,7 @@ export class Replay {
     });
   }
 
-  /** Shows the end of a race, and plays it from its beginning unless the user prefers reduced motion. */
+  /** Shows the end of a race, then plays it from the start unless the user prefers reduced motion. */
   begin(lanes) {
     this.lanes = lanes;
     this.span = Math.max(...lanes.map((lane) => lane.run.seconds));

@@ -1,4 +1,4 @@
-// One generated text: its steps, and the figures counted from them.
+// One generated text: its steps and their figures.
 
 import { plural } from "./dom.js";
 
@@ -6,7 +6,7 @@ const LONGEST_LOOP = 64; // tokens
 const LEAST_REPEATED = 24;
 
 export class Run {
-  /** `title` names it for the user; `plain` is true for one without drafts. */
+  /** `title` is shown to the user; `plain` is true for a run without drafts. */
   constructor(title, plain) {
     this.title = title;
     this.plain = plain;
@@ -48,8 +48,8 @@ export class Run {
   }
 
   /**
-   * Figures after the first `count` steps. The rate is that of decoding: tokens after the first step by the time since,
-   * as the server and the command line have it.
+   * Figures after the first `count` steps. The rate is the decoding rate: tokens after the first step by the time since,
+   * as on the server and the command line.
    */
   figures(count = this.steps.length) {
     if (!count) return { steps: 0, tokens: 0, seconds: 0, mat: 0, rate: 0 };
@@ -60,7 +60,7 @@ export class Run {
     return { steps: count, tokens, seconds, mat: tokens / count, rate };
   }
 
-  /** How many steps were complete `seconds` after the prompt had been read. */
+  /** The number of steps that were complete `seconds` after the prefill. */
   countAt(seconds) {
     let [low, high] = [0, this.steps.length];
     while (low < high) {
@@ -71,7 +71,7 @@ export class Run {
     return low;
   }
 
-  /** A sentence if the text ends by repeating itself, three times or more; else nothing. */
+  /** A sentence if the text ends with three or more repetitions; otherwise an empty string. */
   get loops() {
     const { ids } = this;
     for (let period = 1; period <= LONGEST_LOOP; period++) {
@@ -79,19 +79,19 @@ export class Run {
       while (same < ids.length - period && ids.at(-1 - same) === ids.at(-1 - same - period)) same++;
       if (same < 2 * period || same + period < LEAST_REPEATED) continue;
       const from = ids.length - same - period + 1;
-      return `From token ${from} on it repeats the same ${plural(period, "token")}, which are drafted with ease.`;
+      return `From token ${from} on, the output repeats ${plural(period, "token")}, which is easy to draft.`;
     }
     return "";
   }
 
-  /** Index of the step to show first: the one that emitted most, preferably of those with rejected branches. */
+  /** Index of the step to show first: the step with the most tokens, preferably one with rejected branches. */
   get example() {
     const worth = ({ tokens, path, draft }) => tokens.length + (draft.tokens.length > path.length ? 1000 : 0);
     return this.steps.reduce((best, step, at, all) => (worth(step) > worth(all[best]) ? at : best), 0);
   }
 }
 
-/** Where two lists of tokens first differ, or -1 if they do not. */
+/** Index of the first difference of two lists of tokens, or -1. */
 export function firstDifference(one, other) {
   for (let at = 0; at < Math.max(one.length, other.length); at++) if (one[at] !== other[at]) return at;
   return -1;

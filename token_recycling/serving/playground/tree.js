@@ -1,4 +1,4 @@
-// The draft tree of a step, drawn as SVG: the accepted path first and straight, every other branch below it.
+// The draft tree of a step as SVG: the accepted path first, in a straight line, all other branches below it.
 
 import { parity, svgElement, visible } from "./dom.js";
 
@@ -6,8 +6,8 @@ const [ROW, HEIGHT, GAP, BEND, PADDING, MARGIN] = [28, 22, 30, 6, 8, 6];
 const measure = document.createElement("canvas").getContext("2d");
 
 /**
- * The nodes of a step with their rows: the draft's, and the model's own token, which follows the accepted path and has
- * the text `ownText`. Each has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and
+ * The nodes of a step with their rows: the draft's nodes, and the model's own token with the text `ownText` after the
+ * accepted path. Each has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and
  * `children`.
  */
 export function layout(step, ownText) {
@@ -33,7 +33,7 @@ export function layout(step, ownText) {
   return nodes;
 }
 
-/** Adds the last token of a step; at the limit of a text it may be a drafted one. */
+/** Adds the last token of a step, which may be a drafted token at the length limit. */
 function addOwn(nodes, step, text) {
   const [last, token] = [step.path.at(-1), step.tokens.at(-1)];
   const drafted = nodes.find((node) => node.parent === last && node.token === token);
@@ -55,7 +55,7 @@ function placeRows(nodes) {
 /** The drawing of a step of a run. */
 export function treeOf(run, index, description) {
   const step = run.steps[index];
-  // The own token as the next step's root, decoded alone: what it adds to the text may be empty (part of a character).
+  // The own token's text as root of the next step: in `texts`, it may be empty (part of a character).
   const nodes = layout(step, run.steps[index + 1]?.draft.texts[0] ?? step.texts.at(-1));
   measure.font = `13px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
   const labels = nodes.map((node) => visible(node.text));
@@ -90,7 +90,7 @@ function columnStarts(nodes, widths) {
   });
 }
 
-/** From a node's right side to its child's left: straight along a row, else down a common stem near the child. */
+/** An edge from a node's right side to its child's left: straight in a row, else down a shared stem near the child. */
 function edge(node, from, to) {
   const stem = to.left - GAP / 2;
   const begin = `M${from.right} ${from.y}`;
