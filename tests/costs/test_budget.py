@@ -114,7 +114,7 @@ def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
     machine[0] = 1.0
     stats = run(model, small)
     assert (stats.steps, stats.drafted) == (20, 0)
-    assert stats.drafter.endswith("nothing drafted, since a drafting step costs what it may save")
+    assert stats.drafter.endswith("nothing drafted, since a drafting step costs as much as it may save")
     machine[0] = 0.25
     assert run(model, small, sequences=4).drafted == 0
     assert run(model, small, sequences=2).drafted > 0

@@ -80,7 +80,7 @@ def astray(context):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: tr.make_drafter("published", tree="nonsense"), ValueError, "is no tree"),
+        (lambda: tr.make_drafter("published", tree="nonsense"), ValueError, "is not a tree"),
         (lambda: tr.make_drafter("published", tree="paper", k=4), ValueError, "got rank 7"),
         (lambda: tr.make_drafter("published", tree="0 9."), ValueError, "got rank 9"),
         (lambda: tr.make_drafter("published", k=65), ValueError, "got vocabulary 64 and k 65"),

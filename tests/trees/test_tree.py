@@ -36,7 +36,7 @@ REFUSED: list[tuple[Callable[..., Template | None], tuple[Any, ...], str]] = [
     (Template, ((-1, -1), (0, 0)), "parent of node 1"),
     *((grow, given, "got|none") for given in (([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3))),
     *(
-        (template_from, (spec,), r"got|is no tree|none")
+        (template_from, (spec,), r"got|is not a tree|none")
         for spec in ("", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file")
     ),
 ]

@@ -157,7 +157,7 @@ def read_facts(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
-        _say(f"{path} does not contain facts learned about a model ({problem}); they are learned again")
+        _say(f"{path} does not contain facts learned about a model ({problem}); learning them again")
         return nothing
 
 

@@ -149,7 +149,7 @@ def split_outside(text: str, sign: str) -> list[str]:
         else:
             pieces[-1] += character
     if open_at:
-        raise ValueError(f"parentheses do not match in {text!r}")
+        raise ValueError(f"unbalanced parentheses in {text!r}")
     return pieces
 
 

@@ -22,16 +22,16 @@ def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
     raises ValueError. Line ends at the end of a file or of standard input are dropped, since editors add them.
     """
     if texts and paths:
-        raise ValueError("a prompt as argument and a path of prompts cannot be combined; omit one of them")
+        raise ValueError("a prompt argument and a path of prompts cannot be combined; omit one of them")
     if not texts and not paths and sys.stdin.isatty():
-        raise ValueError("there is no prompt; give one as argument, as a file or on standard input")
+        raise ValueError("there is no prompt; pass one as an argument, as a file or on standard input")
     given = enumerate(texts, start=1)
     prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
     for path in paths if prompts else paths or [STANDARD_INPUT]:
         prompts += map(_read, _prompt_files(path))
     for prompt in prompts:
         if not prompt.text.strip():
-            raise ValueError(f"the prompt is empty ({prompt.name}); give a text to continue")
+            raise ValueError(f"the prompt is empty ({prompt.name}); provide text to continue")
         if prompt.text.encode("utf-8", "ignore").decode() != prompt.text:
             raise _not_utf8(prompt.name)
     return prompts

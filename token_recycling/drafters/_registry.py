@@ -61,7 +61,7 @@ def check_name(name: str, what: str = "drafter", others: Sequence[str] = ()) -> 
     """Raise ValueError, listing all names, for an unknown drafter; `others`: further names to list."""
     # Other packages come last: finding their drafters reads the metadata of every installed package.
     if name not in own_names() and name not in drafter_names():
-        raise ValueError(f"unknown {what} {name!r}; known are {', '.join([*others, *drafter_names()])}")
+        raise ValueError(f"unknown {what} {name!r}; available: {', '.join([*others, *drafter_names()])}")
 
 
 def check_spec(spec: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
@@ -87,7 +87,7 @@ def _of_another_package(name: str) -> type[Drafter]:
     if len(loaded) != 1 or not isinstance(loaded[0], type) or not issubclass(loaded[0], Drafter):
         raise ValueError(
             f"the entry point {name!r} of {ENTRY_POINTS} must name one Drafter class, got {got}; "
-            "correct or uninstall the package that names it"
+            "fix or uninstall the package that registers it"
         ) from problem
     return loaded[0]
 

@@ -25,7 +25,7 @@ class Reproducible(Drafter):
         if not self.base.traits.reproducible:
             raise ValueError(
                 f"reproducible=True needs a drafter whose drafts depend on the sequence alone, got "
-                f"{self.base.describe()}; choose another drafter, such as recycling, or leave it out"
+                f"{self.base.describe()}; choose another drafter, such as recycling, or omit it"
             )
         self.base = self.base.fork()
 

@@ -156,7 +156,7 @@ class Assistant(DraftModelOption, CausalDrafter):
         if max(ours.get_vocab().values()) >= draft.vocab_size:
             raise ValueError(
                 f"the assistant must have logits for all {len(ours)} tokens of its tokenizer, got "
-                f"{draft.vocab_size}; give the tokenizer that was made for it"
+                f"{draft.vocab_size}; use its own tokenizer"
             )
         return Translation(theirs, ours, target)
 
@@ -171,5 +171,5 @@ def _check_own_keys(model: str | PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"assistants of type {config.model_type} are unsupported: all their layers read keys and values from the "
             "target's cache, which drafters cannot access, and transformers 5.23 cannot build such a model; "
-            "choose a smaller model with a KV cache of its own"
+            "choose a smaller model with its own KV cache"
         )

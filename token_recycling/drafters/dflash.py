@@ -86,8 +86,8 @@ class DFlash(StatesDrafter[PreTrainedModel]):
             if not true:
                 raise ValueError(
                     f"{self._name} needs a target {what}, got {type(target.model).__name__} of width "
-                    f"{ours.hidden_size}, {ours.num_hidden_layers} layers and {len(embedded)} tokens; give the "
-                    "assistant that was trained for this target"
+                    f"{ours.hidden_size}, {ours.num_hidden_layers} layers and {len(embedded)} tokens; use the "
+                    "assistant trained for this target"
                 )
 
     @property

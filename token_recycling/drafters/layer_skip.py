@@ -99,7 +99,7 @@ class LayerSkip(CausalDrafter):
 
     def model_in_words(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
-        expected = f" (expected to be {self._expected:.2f} times as fast)" if self._expected is not None else ""
+        expected = f" (expected speedup {self._expected:.2f})" if self._expected is not None else ""
         return f"the target without layers {listed}{expected}"
 
 

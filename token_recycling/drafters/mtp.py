@@ -70,7 +70,7 @@ class Mtp(StatesDrafter[MtpModel]):
         return layers
 
     def describe(self) -> str:
-        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {self.tree_in_words()}"
+        return f"mtp: {self.k} candidates per position, at most {self.depth} positions, tree {self.tree_in_words()}"
 
 
 def _own_layers(target: Target) -> MtpModel:
@@ -92,7 +92,7 @@ def _tied(layers: MtpModel, target: Target) -> MtpModel:
     """Return the layers with the target's embedding and output layer; a copy if they have others."""
     ours, theirs = target.config.hidden_size, layers.config.hidden_size
     if ours != theirs:
-        raise ValueError(f"MTP layers must have the target's width, {ours}, got {theirs}; give those made for it")
+        raise ValueError(f"MTP layers must have the target's width, {ours}, got {theirs}; use the target's own")
     there = layers.layers[0].eh_proj.weight
     is_there = (there.device, there.dtype) == (target.device, target.dtype)
     if layers.shared_head is target.model.get_output_embeddings() and is_there:

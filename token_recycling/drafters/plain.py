@@ -20,4 +20,4 @@ class Plain(Drafter):
         return Draft.chain(context.root)
 
     def describe(self) -> str:
-        return "plain: no draft, one token a step"
+        return "plain: no draft, one token per step"

@@ -132,7 +132,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
             if header.get("format") != FORMAT:
                 raise DatastoreError(
                     f"{path}: this safetensors file is not a datastore; "
-                    "give one written by `token-recycling datastore build`"
+                    "use one written by `token-recycling datastore build`"
                 )
             if header.get("version") != VERSION:
                 raise DatastoreError(
@@ -141,7 +141,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except (SafetensorError, OSError) as error:
         raise DatastoreError(
-            f"{path}: the datastore cannot be read ({error}); give one written by `token-recycling datastore build`"
+            f"{path}: the datastore cannot be read ({error}); use one written by `token-recycling datastore build`"
         ) from None
     actual = {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}
     n, chains = len(arrays.get("tokens", ())), arrays["newest"].shape[-1] if "newest" in arrays else 0

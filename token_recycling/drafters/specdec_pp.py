@@ -91,7 +91,7 @@ def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> Accepta
     if width != output_width(draft) or not isinstance(depth, int) or depth < 0:
         raise TrainedPartError(
             f"{folder}: width must be {output_width(draft)}, the draft model's hidden size, and depth must be >= 0, "
-            f"got {width!r} and {depth!r}; give the head of this draft model, or train one"
+            f"got {width!r} and {depth!r}; use the head of this draft model, or train one"
         )
     head = AcceptanceHead(width, depth)
     try:
@@ -147,7 +147,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         folder = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
         if not self.head and (not model.name_or_path or not folder.parent.is_dir()):
             raise ValueError(
-                f"head is required, since {self.model_in_words()} has no local folder that could hold one: "
+                f"head is required, since {self.model_in_words()} has no local folder that could contain one: "
                 "specdec_pp:head=FOLDER"
             )
         return load_head(folder, model)

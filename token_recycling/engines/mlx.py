@@ -155,10 +155,11 @@ def _check(model: Any, draft_model: Any, longest: Any, kwargs: dict[str, Any]) -
     if not isinstance(longest, int) or not 1 <= longest <= TokenRecycling.most:
         raise ValueError(f"num_draft_tokens must be from 1 to {TokenRecycling.most}, got {longest!r}")
     if kwargs.get("input_embeddings") is not None and not does_model_support_input_embeddings(model):
-        raise ValueError("the model does not read input_embeddings; give tokens")
+        raise ValueError("the model does not support input_embeddings; pass tokens")
     if mx.distributed.init().size() > 1:
         raise ValueError(
-            f"{mx.distributed.init().size()} processes would draft by clocks that differ; use mlx_lm.stream_generate"
+            f"drafting in {mx.distributed.init().size()} processes is unsupported: their clocks differ; use "
+            "mlx_lm.stream_generate"
         )
 
 

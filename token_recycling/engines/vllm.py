@@ -111,7 +111,7 @@ class VLLM:
         if metadata is not None:
             counts += metadata.num_draft_tokens
         if counts.sum() != len(logits):
-            raise RuntimeError(f"vLLM gave {len(logits)} rows of logits for {counts.sum()} tokens; it is not supported")
+            raise RuntimeError(f"got {len(logits)} rows of logits for {counts.sum()} tokens; this vLLM is unsupported")
         starts = runner.query_start_loc.np[: requests + 1].astype(np.int64)
         last = batch.num_computed_tokens_cpu[:requests] + np.diff(starts) - 1
         ngrams = ngrams_at(batch.token_ids_cpu, last, counts, self.recycler.options.orders)

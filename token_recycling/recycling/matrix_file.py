@@ -66,10 +66,12 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         contents = path.read_bytes()
         tensors = load(contents)
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that numpy lacks
-        raise MatrixFileError(f"{path} is no readable safetensors file ({error}); delete it to start again") from None
+        raise MatrixFileError(
+            f"{path} is not a readable safetensors file ({error}); delete it to start again"
+        ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
     if header.get("format") != FORMAT:
-        raise MatrixFileError(f"{path} is a safetensors file, but no matrix; give a file written by --matrix")
+        raise MatrixFileError(f"{path} is a safetensors file but not a matrix; use a file written by --matrix")
     if header.get("version") != VERSION:
         raise MatrixFileError(
             f"{path} has format version {header.get('version')}, this release reads {VERSION}; delete it to start again"

@@ -18,7 +18,7 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
     """Raise ValueError if a matrix was learned with a vocabulary size other than the target's."""
     if learned != vocab_size:
         raise ValueError(
-            f"the drafter was trained on {learned} tokens, but the target has {vocab_size}; create a new drafter"
+            f"the drafter has a vocabulary of {learned} tokens, the target {vocab_size}; create a new drafter"
         )
 
 

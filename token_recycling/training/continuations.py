@@ -194,7 +194,7 @@ def _write(path: Path, done: Continuations, made: dict[str, Any]) -> None:
 
 
 def _read(path: Path, made: dict[str, Any]) -> Continuations:
-    remedy = "delete it to start again, or give another file"
+    remedy = "delete it to start again, or use another file"
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})

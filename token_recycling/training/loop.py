@@ -109,7 +109,7 @@ def fit(
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:
-    remedy = "delete it to start again, or use the options that it was written with"
+    remedy = "delete it to start again, or use its original options"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         options, step, weights, moments = (state[name] for name in ("options", "step", "part", "optimizer"))

@@ -106,7 +106,7 @@ def parse_paths(text: str) -> Template:
     for word in text.split():
         parts = [part for part in word.split(".") if part] if "." in word else list(word)
         if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-            raise ValueError(f"{word!r} is no rank path; write paths such as '0 1 00 01' or '0.12'")
+            raise ValueError(f"{word!r} is not a rank path; write paths such as '0 1 00 01' or '0.12'")
         paths.append(tuple(map(int, parts)))
     if not paths:
         raise ValueError("a template must have a rank path, got none")
@@ -195,7 +195,7 @@ def template_from(spec: str | int | Template) -> Template | None:
         return parse_paths(text if is_text or not Path(text).is_file() else Path(text).read_text())
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"{text!r} is no tree ({error}); use auto, a number of nodes, paper, chain:N, static:N, rank paths such "
+            f"{text!r} is not a tree ({error}); use auto, a number of nodes, paper, chain:N, static:N, rank paths such "
             "as '0 1 00', or a file of them"
         ) from None
 

@@ -140,7 +140,7 @@ class ModelSequence(SequenceDrafter):
     def describe(self) -> str:
         drafter = self.drafter
         if self._refused and not self._drafted:
-            return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
+            return f"{drafter.describe()}, nothing drafted, since a drafting step costs as much as it may save"
         how = "sampled drafts for sampled outputs" if drafter.sampled else "deterministic drafts"
         return f"{drafter.describe()}, {drafter.drafts_in_words(self._rules)}, {how}"
 

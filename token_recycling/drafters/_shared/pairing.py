@@ -89,7 +89,7 @@ def local_folder(name: str) -> Path:
     path = Path(resolved(name)).expanduser()
     # A name in the form of a hub name is a path if its first part is an existing folder.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
-        raise ValueError(f"model folder {name!r} does not exist; give an existing folder or a hub name")
+        raise ValueError(f"model folder {name!r} does not exist; use an existing folder or a hub name")
     return path
 
 

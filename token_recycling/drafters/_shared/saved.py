@@ -95,7 +95,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Raise TrainedPartError unless a part belongs to `model`, as far as `identity` can determine."""
     theirs, ours = facts.get("model") or {}, identity(model)
-    remedy = "give the part that was trained for this model, or train one"
+    remedy = "use the part trained for this model, or train one"
     for name in ("family", "vocab_size", "hidden_size"):
         if theirs.get(name) != ours[name]:
             raise TrainedPartError(

@@ -62,7 +62,7 @@ class StatesDrafter(NeuralDrafter[T]):
         if template is not None and (template.depth > depth or template.breadth > self.k):
             raise ValueError(
                 f"the tree may have at most {layers} and ranks below k={self.k}, got {template} with ranks up to "
-                f"{template.breadth - 1}; give a smaller tree, or larger options"
+                f"{template.breadth - 1}; use a smaller tree or larger options"
             )
 
     @property

@@ -75,7 +75,7 @@ class Eagle(StatesDrafter[PlacedHead]):
             if theirs != ours:
                 raise TrainedPartError(
                     f"{self.head}: {name} of the head must be {ours}, as in the model, got {theirs}; "
-                    "give the head that was trained for this model, or train one"
+                    "use the head trained for this model, or train one"
                 )
         ours = model.get_input_embeddings().weight.shape[1]
         if saved.embedding is None and ours != shape.width:

@@ -67,8 +67,8 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
     where = Path(folder).expanduser()
     if not (where / _CONFIG).is_file() or not any((where / name).is_file() for name in (_WEIGHTS, _PICKLED)):
         raise FileNotFoundError(
-            f"{where} has no {_CONFIG} with {_WEIGHTS} or {_PICKLED}; give the folder of an "
-            "EAGLE head, or make one with `token-recycling train eagle`"
+            f"{where} has no {_CONFIG} with {_WEIGHTS} or {_PICKLED}; use the folder of an "
+            "EAGLE head, or train one with `token-recycling train eagle`"
         )
     try:
         config = json.loads((where / _CONFIG).read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ class Fuse(Drafter):
                 f"{self.parts!r}"
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
-            raise ValueError("the parts of fuse must be different objects, got one drafter twice; create it twice")
+            raise ValueError("the parts of fuse must be different objects, got the same one twice; create two")
         self.labels = _labels(self.drafters)
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))
