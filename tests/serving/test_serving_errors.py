@@ -188,7 +188,7 @@ REFUSED = [
     # Numbers and ends
     (C, {"n": 0}, "n", "0"),
     (C, {"n": 129}, "n", "128"),
-    (R, {"background": True}, "background", "leave it out"),
+    (R, {"background": True}, "background", "omit it"),
     (C, {"prompt": ["a", "b"], "n": 65}, "n", "2 prompts x 65"),
     (C, {"min_tokens": 10**30}, "min_tokens", str(10**30)),
     (C, {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9"),

@@ -110,7 +110,7 @@ class _Parser:
         rules: dict[str, _Expression] = {}
         while self._next < len(self._tokens):
             if not self._at_rule():
-                raise ValueError(f"a rule `name ::= ...` must begin at {self._tokens[self._next][1][:30]!r}")
+                raise ValueError(f"no rule `name ::= ...` begins at {self._tokens[self._next][1][:30]!r}")
             name = self._tokens[self._next][1]
             self._next += 2
             if name in rules:

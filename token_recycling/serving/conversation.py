@@ -27,7 +27,7 @@ class Part(BaseModel, extra="allow"):
         if self.type == "refusal" and self.refusal is not None:
             self.text = self.refusal
         elif self.type not in _TEXT_PARTS:
-            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server accepts text only")
         elif self.text is None:
             raise ValueError("text is missing")
         return self
@@ -225,7 +225,7 @@ class OneFunction(NamedTool):
         return [self.named]
 
     def stated(self) -> Object:
-        """Return it as the client stated it."""
+        """Return the choice as the client sent it."""
         return self.model_dump(exclude_unset=True)
 
 

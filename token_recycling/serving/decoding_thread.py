@@ -84,7 +84,7 @@ class DecodingThread:
         backend: Backend,
         hints: Hints,
     ) -> Output | torch.Tensor:
-        """Decode a call as `run_call` does, in the decoding thread."""
+        """Decode a call like `run_call`, but in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         alone = drafter.traits.begins_anew or call.target is not self.target or mixes_sequences(call.target)
         if len(call.input_ids) > 1 or call.cache_is_seen or not call.cache_is_new or alone:
@@ -95,7 +95,7 @@ class DecodingThread:
 
         def join() -> None:
             if self._ended:
-                raise RuntimeError("DecodingThread is closed; make another one")
+                raise RuntimeError("DecodingThread is closed; create a new one")
             self._batch.join(request, lambda step: call.put(sequence))
             self._waiting[request] = ended
 

@@ -111,7 +111,7 @@ class Job:
         self._interrupted = error
 
     def end(self) -> None:
-        """Call `on_end`, the first time only."""
+        """Call `on_end`; repeated calls have no effect."""
         with self.lock:
             first, self._ended = not self._ended, True
         if first:
@@ -388,7 +388,7 @@ class Engine:
     def _decode(
         self, job: Job, generation: Generation, choice: int, output: Output, on_deltas: OnDeltas, drafter: Drafter
     ) -> None:
-        # No client may predict the samples of another.
+        # Clients must not be able to predict each other's samples.
         seed = secrets.randbits(63) if generation.seed is None else generation.seed + choice
         prefixes = self.prefixes.of(job.key) if generation.reuse and not job.isolated else None
         hints = Hints(prefixes, generation.prediction, generation.nodes)
@@ -487,7 +487,7 @@ class _Arrivals(Generic[T]):
         self._all: asyncio.Future[Any]
 
     def put(self, item: T) -> None:
-        """Add an item; called in any thread."""
+        """Add an item, from any thread."""
         self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
     def end_with(self, tasks: Sequence[asyncio.Future[Any]]) -> None:

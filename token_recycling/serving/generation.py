@@ -55,7 +55,7 @@ class Generation:
     new_grammar: Callable[[], LogitsProcessor] | None = None
     """Creates the processor that constrains an output."""
     logprobs: int | None = None
-    """Number of most likely tokens to score at each position; None: no log-probabilities."""
+    """Number of most probable tokens to score at each position; None: no log-probabilities."""
     scores_prompt: bool = False
     """Whether the prompt tokens get log-probabilities too."""
     prediction: torch.Tensor | None = None

@@ -117,7 +117,7 @@ def unenforced_header(unenforced: list[Unenforced]) -> dict[str, str]:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, where threads have one."""
+    """Lower the priority of this thread, on Linux."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

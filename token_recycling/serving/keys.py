@@ -63,9 +63,9 @@ def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...
     names = [key.name for key in keys]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"names of API keys must differ, got {name} {names.count(name)} times; write NAME:KEY")
+            raise ValueError(f"names of API keys must be unique, got {name} {names.count(name)} times; write NAME:KEY")
     if len({key.digest for key in keys}) < len(keys):
-        raise ValueError("API keys must differ, got one twice")
+        raise ValueError("API keys must be unique, got one twice")
     return keys
 
 

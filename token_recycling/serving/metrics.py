@@ -50,7 +50,7 @@ class Metrics:
         counter = partial(Counter, namespace="token_recycling", registry=self._registry)
         gauge = partial(Gauge, namespace="token_recycling", registry=self._registry)
         self._requests = counter("requests", "Requests by path and status.", ["path", "status"])
-        self._jobs = counter("generations", "Generations by how they ended.", ["outcome"])
+        self._jobs = counter("generations", "Generations by outcome.", ["outcome"])
         self._fallbacks = counter("not_accelerated", "Generations decoded by transformers' own loop.")
         self._tokens = counter("generated_tokens", "Emitted tokens.")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")

@@ -79,7 +79,7 @@ def render_prompt(
 
 
 def _first_rendered(render: Callable[..., Any], conversations: Iterable[list[dict[str, Any]]]) -> torch.Tensor:
-    """Return the prompt of the first conversation that can be rendered; raise what the first one raises if none can."""
+    """Return the prompt of the first conversation that can be rendered; if none can, raise the first one's error."""
     refused: Exception | None = None
     for conversation in conversations:
         try:
@@ -146,7 +146,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
         return
     try:
         length = render_prompt(tokenizer, [Message(role="user", content="Hello")]).shape[-1]
-    except Exception as error:  # a template can fail in any way
+    except Exception as error:  # a template can raise any exception
         cause = error.__cause__ or error
         why = f"{type(cause).__name__}: {one_line(cause)}"
     else:

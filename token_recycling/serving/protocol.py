@@ -178,7 +178,7 @@ class StructuredOutputs(Fields):
 
     unsupported: ClassVar[Unsupported] = {
         "structural_tag": ("use tools, or one of the other formats", ()),
-        "whitespace_pattern": ("leave it out", ("",)),
+        "whitespace_pattern": ("omit it", ("",)),
     }
 
     json_: _Schema | None = Field(None, alias="json")
@@ -215,7 +215,7 @@ class StructuredOutputs(Fields):
 
 
 class Speculation(Fields):
-    """Limits drafting for a request; the output is the same."""
+    """Drafting limits of a request; the output is unaffected."""
 
     enabled: bool = True
     nodes: int | None = Field(None, ge=1)
@@ -226,19 +226,19 @@ REFUSED: Unsupported = {
     "allowed_token_ids": ("use logit_bias", ([],)),
     "bad_words": ("use logit_bias", ([],)),
     "do_sample": ("use temperature; 0 is greedy", ()),
-    "use_beam_search": ("leave it out", (False,)),
-    "length_penalty": ("it applies to beam search; leave it out", (1,)),
-    "best_of": ("ask for n choices and choose", (0, 1)),
+    "use_beam_search": ("omit it", (False,)),
+    "length_penalty": ("it applies to beam search; omit it", (1,)),
+    "best_of": ("request n choices and select one", (0, 1)),
     "repeat_penalty": ("use repetition_penalty", (1,)),
-    "no_repeat_ngram_size": ("leave it out", (0,)),
-    **dict.fromkeys(("typical_p", "tfs_z", "guidance_scale", "encoder_repetition_penalty"), ("leave it out", (1,))),
+    "no_repeat_ngram_size": ("omit it", (0,)),
+    **dict.fromkeys(("typical_p", "tfs_z", "guidance_scale", "encoder_repetition_penalty"), ("omit it", (1,))),
     **dict.fromkeys(
         ("top_a", "mirostat", "mirostat_mode", "dynatemp_range", "dry_multiplier", "xtc_probability", "eta_cutoff",
          "epsilon_cutoff", "smoothing_factor", "penalty_alpha"),
-        ("leave it out", (0,)),
+        ("omit it", (0,)),
     ),
-    "top_n_sigma": ("leave it out", (-1, 0)),
-    "logits_processors": ("leave it out", ([],)),
+    "top_n_sigma": ("omit it", (-1, 0)),
+    "logits_processors": ("omit it", ([],)),
     # Other names and stopping criteria
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), ("use max_tokens", (-1,))),
     "min_new_tokens": ("use min_tokens", (0,)),
@@ -248,23 +248,23 @@ REFUSED: Unsupported = {
     "chat_template": ("the operator sets it with --chat-template", ("",)),
     "template": ("the operator sets it with --chat-template", ("",)),
     "system": ("send a message with the role system", ("",)),
-    "documents": ("write them into a message", ([],)),
-    "images": ("this server takes text only", ([],)),
+    "documents": ("include them in a message", ([],)),
+    "images": ("this server accepts text only", ([],)),
     "truncate_prompt_tokens": ("shorten the prompt", ()),
     "enable_thinking": ("use chat_template_kwargs", ()),
     # Other outputs
     "prompt_logprobs": ("use echo and logprobs of /v1/completions", ()),
-    "skip_special_tokens": ("leave it out", (True,)),
+    "skip_special_tokens": ("omit it", (True,)),
     "return_full_text": ("use echo of /v1/completions", (False,)),
-    "moderation": ("leave it out: nothing is moderated", ()),
-    "web_search_options": ("leave it out: nothing is searched", ()),
+    "moderation": ("omit it: nothing is moderated", ()),
+    "web_search_options": ("omit it: nothing is searched", ()),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag",
          "json_schema", "regex", "grammar", "ebnf", "format"),
         ("use structured_outputs or response_format", ("",)),
     ),
-    "generation_config": ("send its fields as those of this API", ()),
-    "options": ("send its fields as those of the request", ({},)),
+    "generation_config": ("send its fields as fields of the request", ()),
+    "options": ("send its fields as fields of the request", ({},)),
 }  # fmt: skip
 """Fields of other servers that would change the output, with the remedy and the values that have no effect."""
 
@@ -343,7 +343,7 @@ class Request(Fields):
     def _consistent(self) -> Request:
         limit = self.limit
         if limit is not None and (self.min_tokens or 0) > limit:
-            raise invalid("min_tokens", f"must be <= max_tokens, {limit}, got {self.min_tokens}")
+            raise invalid("min_tokens", f"must be <= max_tokens ({limit}), got {self.min_tokens}")
         if self.structured_outputs and self.response_format and self.response_format.form:
             raise invalid("structured_outputs", f"cannot be combined with {self._format_field}; omit one of them")
         return self

@@ -52,7 +52,7 @@ class Settings:
     )
     isolation: Isolation = _learning(
         None,
-        "Which requests share a drafter; default per-key with API keys, else shared on a loopback address, else "
+        "Which requests share a drafter; default: per-key with API keys, else shared on a loopback address, else "
         "per-request, as with --reproducible.",
     )
     matrix: Path | None = _learning(
@@ -68,7 +68,7 @@ class Settings:
     )
     keys: tuple[Key, ...] = _access(
         (),
-        "API key; may be repeated. Without a name its name is `default`.",
+        "API key; may be repeated. A key without a name is named `default`.",
         metavar="[NAME:]KEY",
         envvar="TOKEN_RECYCLING_API_KEYS",
         show_envvar=True,
@@ -89,10 +89,10 @@ class Settings:
     max_prompt_tokens: int | None = _limit(None, "Maximum prompt tokens; default: the model's context length.", 1)
     max_new_tokens: int | None = _limit(None, "Maximum output tokens; default: the model's context length.", 1)
     concurrency: int | None = _limit(
-        None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
+        None, "Maximum number of sequences decoded in one batch; default: 4 if they fit in memory, else fewer.", 1
     )
     cache: float | None = _limit(
-        None, "Size of the prefix cache in megabytes; default an eighth of free memory, 0 disables it.", 0
+        None, "Size of the prefix cache in megabytes; default: an eighth of free memory; 0 disables it.", 0
     )
     max_requests: int = _limit(32, "Maximum running plus queued requests; further requests get 503.", 1)
     max_requests_per_key: int | None = _limit(None, "The same limit per API key; further requests get 429.", 1)

@@ -13,6 +13,6 @@ keywords are ignored, as in validators.
 - `enforce` is the entry point: it returns the enforceable part of a schema. `walk` visits its subschemas as `Node`s.
 - `scalars`, `arrays`, `objects` and `in_place` express the keywords of a node, with one function per keyword.
 - `complement`, `disjoint` and `references` analyze the original schemas; `endless` analyzes the result.
-- `keywords`, `numbers`, `patterns`, `lookahead`, `formats` and `json_values` are facts about drafts, validators and
+- `keywords`, `numbers`, `patterns`, `lookahead`, `formats` and `json_values` have facts about drafts, validators, and
   llguidance. `errors` reports keywords that cannot be enforced, and parts without a value.
 """

@@ -202,7 +202,7 @@ def _with_others(names: Set[str], listed: Any) -> Schema | None:
 
 
 def _lacking(name: str) -> Schema:
-    """Return the schema of objects without a property."""
+    """Return the schema of objects without the property `name`."""
     return {"type": "object", "properties": {name: False}}
 
 

@@ -57,7 +57,7 @@ _EXPRESSED_BY_ANY = (*IN_PLACE, "contains", "minProperties", "maxProperties", "f
 
 
 class Part(NamedTuple):
-    """A schema within another."""
+    """A subschema of a document."""
 
     place: str
     schema: dict[str, Any]

@@ -151,4 +151,4 @@ def too_many_remainders(step: float) -> str | None:
     places = max(0, -int(decimal.normalize().as_tuple().exponent))
     if decimal.scaleb(places) <= _MAX_REMAINDERS:
         return None
-    return f"{step} is not supported, since numbers would have more than {_MAX_REMAINDERS:,} remainders"
+    return f"{step} is not supported: division by it has more than {_MAX_REMAINDERS:,} remainders"

@@ -72,7 +72,7 @@ class TextBlock(BaseModel, extra="ignore"):
     @model_validator(mode="after")
     def _text_only(self) -> TextBlock:
         if isinstance(self.citations, dict) and self.citations.get("enabled"):
-            raise ValueError("citations are not supported: leave them out")
+            raise ValueError("citations are not supported: omit them")
         if self.type == "text":
             if self.text is None:
                 raise ValueError("text is missing")
@@ -81,7 +81,7 @@ class TextBlock(BaseModel, extra="ignore"):
         elif self.type == "search_result":
             self.text = self._titled(_text_of(self.content))
         elif type(self) is TextBlock:
-            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server accepts text only")
         return self
 
     def _document(self) -> str:
@@ -89,7 +89,7 @@ class TextBlock(BaseModel, extra="ignore"):
         kind = source.type if isinstance(source, Source) else str(source)
         if not isinstance(source, Source) or kind not in ("text", "content"):
             raise ValueError(
-                f"a document of the source type {kind[:40]!r} is not supported: this server takes text only"
+                f"a document of the source type {kind[:40]!r} is not supported: this server accepts text only"
             )
         content = source.data if kind == "text" else source.content
         if content is None:
@@ -125,7 +125,7 @@ class Block(TextBlock, extra="ignore"):
     def _supported(self) -> Block:
         needed = {"tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}.get(self.type)
         if needed is None and self.text is None and self.type not in ("thinking", "redacted_thinking"):
-            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server accepts text only")
         if missing := [name for name in needed or () if getattr(self, name) is None]:
             raise ValueError(f"{missing[0]} is missing")
         if self.is_error:  # chat templates cannot show errors
@@ -206,8 +206,8 @@ class TokenCountRequest(TemplatedRequest):
         **REFUSED,
         "max_completion_tokens": ("use max_tokens", ()),
         "n": ("send several requests", (1,)),
-        "mcp_servers": ("leave it out", ([],)),
-        "container": ("leave it out", ()),
+        "mcp_servers": ("omit it", ([],)),
+        "container": ("omit it", ()),
         "thread": ("nothing is stored: send all messages", ()),
         "compaction": ("send the messages with a prompt that asks for a summary", ()),
     }

@@ -141,7 +141,7 @@ class ResponsesRequest(TemplatedRequest):
         **dict.fromkeys(
             ("previous_response_id", "conversation", "prompt"), ("send the whole conversation as input", ("",))
         ),
-        "background": ("leave it out", (False,)),
+        "background": ("omit it", (False,)),
         "top_logprobs": (_CHAT, (0,)),
     }
 
