@@ -59,7 +59,7 @@ def test_drafters_are_listed_from_their_classes():
     found = {drafter["name"]: drafter for drafter in run_json("drafters")["drafters"]}
     assert found["plain"]["options"] == []
     options = {option["name"]: option for option in found["published"]["options"]}
-    assert options["k"] == {"name": "k", "type": "int", "default": "8", "summary": "Candidates kept after every token."}
+    assert options["k"] == {"name": "k", "type": "int", "default": "8", "summary": "Candidates kept per token."}
     assert options["update"]["type"] == "last | first | unordered"
     assert {one["name"]: one["type"] for one in found["recycling"]["options"]}["tree"] == "str | int"
     assert "Candidates kept" in run("drafters").stdout

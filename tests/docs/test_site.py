@@ -36,7 +36,7 @@ def test_a_page_of_links_and_references_is_built(tmp_path, monkeypatch):
     page = built(tmp_path, f"# Page\n\n{links}\n\n::: token_recycling.Stats")
     assert '<a href="CHANGELOG.html">changes</a>' in page
     assert "a test (<code>tests/conftest.py</code>)" in page
-    assert "Mean accepted tokens a step" in page
+    assert "Mean accepted tokens per step" in page
 
 
 @pytest.mark.parametrize(

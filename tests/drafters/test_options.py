@@ -106,7 +106,7 @@ MADE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("fuse:recycling+draft_model", {}, ValueError, "draft_model needs model"),
     ("fuse:recycling+suffix,nodes=0", {}, ValueError, "got 0"),
     ("fuse:recycling+suffix,nodes=some", {}, ValueError, "'some'"),
-    ("fuse", {"parts": [tr.make_drafter("suffix")] * 2}, ValueError, "one drafter twice"),
+    ("fuse", {"parts": [tr.make_drafter("suffix")] * 2}, ValueError, "the same one twice"),
 ]
 
 

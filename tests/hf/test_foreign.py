@@ -1420,5 +1420,5 @@ def test_embeddings_that_are_resized(drafter, caplog):
     for size in (70, 60):
         both.change(lambda model: tiny.seeded(model.resize_token_embeddings, size, mean_resizing=False))  # noqa: B023
         both.assert_same(lambda model: model.generate(IDS.clamp(max=size - 1), **GREEDY), times=2)  # noqa: B023
-    said = [record.getMessage() for record in caplog.records if "starts again" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "starting again" in record.getMessage()]
     assert len(said) == (0 if drafter == "suffix" else 2)
