@@ -138,9 +138,7 @@ class _SharedMatcher:
         return not ahead or self.matcher.consume_tokens(ahead[::-1])
 
     def _restart(self, place: _Llguidance) -> None:
-        """Move to a state from the initial state, because the matcher could not roll back or was too complex where it
-        was.
-        """
+        """Move to a state from the initial state, because the matcher cannot roll back or has exceeded its limits."""
         tokens = list[int]()
         while place.parent is not None:
             tokens.append(place.token)
@@ -334,8 +332,7 @@ def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None
 
 
 def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed: bool = True) -> State | None:
-    """Return the state of the first recognized and unused processor after a prompt; None if there is none, or if its
-    library fails.
+    """Return the state of the first recognized and unused processor after a prompt; None without one, or if it fails.
 
     `padded` (1, columns) int64 is the prompt as the processors see it. `timed`: whether drafts stop following a grammar
     that is measured to be slow.

@@ -13,9 +13,7 @@ from ..trees.draft import Step
 from .state import State
 
 _ENOUGH = 0.5
-"""If the allowed tokens among the top candidates have this total probability, the rest of the vocabulary is not
-searched.
-"""
+"""If the allowed top candidates have this total probability, the rest of the vocabulary is not searched."""
 
 
 def top_allowed(step: Step, states: Mapping[int, State], k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -201,9 +201,7 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenfo
 
 
 def _largest(enforced: Enforceable) -> str:
-    """Return the place of the largest keyword of a schema: in the innermost of the outer parts with at least half of
-    its size.
-    """
+    """Return the place of the largest keyword, in the innermost of the outer parts with at least half of the size."""
     parts = enforced.parts[-_MAX_TRIALS:]
     sizes = [{name: len(repr(value)) for name, value in part.schema.items() if name != "$defs"} for part in parts]
     most = max((sum(size.values()) for size in sizes), default=0)

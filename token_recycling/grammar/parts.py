@@ -1,9 +1,8 @@
-"""Grammars of outputs in parts: reasoning, then text, tool calls or a form; calls have the delimiters of the model
-family.
+"""Grammars of multi-part outputs: reasoning, then text, tool calls or a form, with the delimiters of the model family.
 
 Calls have the format of the family's chat template. Reasoning before them is unconstrained, and so is text, unless a
-call is required. A delimiter that is a special token is matched as that token; text and JSON strings cannot contain
-one.
+call is required. A delimiter that is a special token is matched as that token, which text and JSON strings cannot
+contain.
 """
 
 from __future__ import annotations
@@ -280,8 +279,8 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str | None:
-        """Return the body of a value and the delimiter `end`: strings without quotes, other values as JSON. None if no
-        value is possible.
+        """Return the body of a value and `end`: strings without quotes, other values as JSON; None without a possible
+        value.
         """
         if schema is True:
             return self._string(function, {}, end)

@@ -13,7 +13,7 @@ from .json_values import DIGITS, is_number
 
 LARGEST = 2**63 - 1024
 """The largest float64 that is an int64. llguidance reads integer bounds as int64 and cannot read bounds beyond it, so
-numbers with weaker limits get this one on both sides.
+weaker limits are replaced by plus or minus this number.
 """
 INTEGERS = {
     "int64": (-LARGEST, LARGEST),

@@ -170,9 +170,7 @@ _EITHER = {".": _ANY, "$": _END_OF_EITHER}
 
 
 def _escape(pattern: str, position: int, widest: bool, in_class: bool = False) -> tuple[str, int]:
-    """Return the translated escape at a position, and the position after it; `widest`: with the characters of either
-    dialect.
-    """
+    """Return the translated escape at a position, and the position after it; `widest`: for either dialect."""
     if position + 1 == len(pattern):
         raise ValueError("the pattern ends with a backslash")
     letter = pattern[position + 1]

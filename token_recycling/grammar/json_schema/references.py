@@ -34,9 +34,7 @@ class References:
         return {"$ref": schema["$ref"]} if self.draft < "2019-09" and "$ref" in schema else schema
 
     def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
-        """Return the place that a reference within a resource refers to, and the resource of that place; None if it
-        does not exist.
-        """
+        """Return the place that a reference within a resource refers to, and its resource; None if there is none."""
         if not isinstance(reference, str):
             return None
         url, fragment = urldefrag(reference)
@@ -97,9 +95,7 @@ class References:
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the places and values of the keywords of a schema that contain subschemas: an `$id` elsewhere has no
-    meaning.
-    """
+    """Yield the places and values of a schema's keywords that contain subschemas: `$id` is only valid there."""
     for keyword, value in schema.items():
         if keyword in WITH_SCHEMAS:
             yield keyword, value

@@ -110,9 +110,7 @@ class Node:
         self.in_place = [name for name in IN_PLACE if name in schema]
         """Its keywords with schemas for the same value."""
         self.within_branches: list[Schema] = []
-        """For each branch of its `anyOf` or `oneOf`, an additional schema for the branch's values; empty if there are
-        none.
-        """
+        """Additional schemas for the values of each branch of its `anyOf` or `oneOf`; may be empty."""
         for keyword in SINCE:
             if keyword in schema and not walk.references.knows(keyword):
                 self.note(keyword, f"is not a keyword of draft {walk.references.draft}, which $schema names")
