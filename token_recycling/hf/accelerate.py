@@ -1,7 +1,7 @@
-"""The library inside transformers: `accelerate(model)` and the model's own `generate()` is faster.
+"""The library inside transformers: after `accelerate(model)` the model's own `generate()` is faster.
 
 Pipelines, streamers and servers work unchanged, and the model is saved and copied under its own name. `generate` of
-this module leaves the model as it is. How an accelerated model comes to be called: `acceleration`.
+this module leaves the model as it is. `acceleration` has the class whose method decodes the calls.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def accelerate(
     memory, True wherever possible, False never. Weights that change later are used unpacked; accelerate again to
     prepack them.
 
-    `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
-    statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
-    (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with a drafter of its
-    own that has learned the same; `save_pretrained` writes the model alone.
+    `options` are passed to the drafter, which is then `model.acceleration.drafter`, with all that it learns; statistics
+    of the last call are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
+    (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with its own copy of
+    the drafter; `save_pretrained` writes only the model.
 
-    Raises UnsupportedModelError with the reason; NoFastPathError, here or in a call, where `fast=True` and steps cannot
-    be captured; ValueError where `prepack=True` and weights cannot be prepacked.
+    Raises UnsupportedModelError with the reason; NoFastPathError, here or in a call, if `fast=True` and steps cannot be
+    captured; ValueError if `prepack=True` and weights cannot be prepacked.
     """
     acceleration = prepared(model, drafter, fast, reproducible=reproducible, **options)
     acceleration.owns_prepacked = (
@@ -65,7 +65,7 @@ def accelerate(
 
 
 def prepared(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
-    """Make and compile what accelerates a model; raises as `accelerate` does."""
+    """Prepare and compile the acceleration of a model; raises as `accelerate` does."""
     backend, target = Backend(fast), ready(model)
     drafter = make_drafter(drafter, **options)
     drafter.warm_up(target.device)
@@ -91,8 +91,8 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
 def accelerated(
     model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
 ) -> Iterator[Acceleration]:
-    """Accelerate a model for the length of a `with` block, and restore it afterwards. Weights are neither prepacked nor
-    unpacked.
+    """Accelerate a model within a `with` block, and restore it afterwards. Weights are neither prepacked
+    nor unpacked.
     """
     before = model.acceleration if is_accelerated(model) else None
     acceleration = prepared(model, drafter, fast, **options)
@@ -121,11 +121,11 @@ def generate(
     """Run one accelerated call of `model.generate(*inputs, **arguments)`: same arguments, same return value.
 
     `prediction` is the predicted output, as ids (n,) or as text with the `tokenizer` among the arguments. Drafts are
-    taken from it first; the model never reads it. Raises ValueError where the drafter cannot use it.
+    taken from it first; the model never reads it. Raises ValueError if the drafter cannot use it.
 
     Pass the same drafter object again to keep what it learned; `fast` and `reproducible` are as in `accelerate`.
     `stats` is filled in; with `return_dict_in_generate=True` the output has them as `stats` too. Raises
-    UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is left to transformers with a
+    UnsupportedModelError where `accelerate` does; a call that cannot be accelerated falls back to transformers with a
     warning.
     """
     backend = Backend(fast)

@@ -1,9 +1,9 @@
-"""An accelerated model: an instance of a subclass of its own class, made at run time.
+"""An accelerated model: an instance of a subclass of its own class, created at run time.
 
-`model.generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
-model's class. The subclass overrides this method alone, so that the signature and docstring of `generate` are the
-model's own. A call that cannot be accelerated without risk goes to transformers' own method, with a warning that says
-why; calls that transformers decodes in another way (beam search, assisted generation, continuous batching,
+`model.generate` prepares everything (processors, criteria, cache, streamer) and passes it to the method `_sample` of
+the model's class. The subclass overrides only this method, so the signature and docstring of `generate` are the model's
+own. A call that cannot be accelerated without risk runs through transformers' own method, with a warning that gives the
+reason. Calls that transformers decodes in another way (beam search, assisted generation, continuous batching,
 `custom_generate`) never come here.
 """
 
@@ -47,21 +47,21 @@ class Acceleration:
     """State that `accelerate` adds to a model, as `model.acceleration`."""
 
     drafter: Drafter
-    """Drafts, and learns from call to call."""
+    """Drafts tokens, and learns from call to call."""
     backend: Backend = EAGER
     """Captured or eager steps."""
     target: Target | None = None
-    """The model that decodes, as it was when it was last called."""
+    """The model that decodes, in its state at the last call."""
     original: PreTrainedModel | None = None
-    """The model that decodes where the accelerated object is a view of it; None where it is the model itself."""
+    """The model that decodes if the accelerated object is a view of it; None if it is the model itself."""
     stats: Stats = field(default_factory=Stats)
-    """Statistics of the call of `_sample` that ended last, in any thread; empty if it was left to transformers."""
+    """Statistics of the call of `_sample` that ended last, in any thread; empty if transformers decoded it."""
     total: Stats = field(default_factory=Stats)
     """Statistics of all calls."""
     fallback: str | None = None
-    """Why the call that ended last was left to transformers, or None if it was accelerated."""
+    """Why transformers decoded the call that ended last, or None if it was accelerated."""
     reached: bool = False
-    """Whether a call came to be decoded, rather than refused as it was prepared."""
+    """Whether a call reached decoding; False if it was refused during preparation."""
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
     hints: Hints = NO_HINTS
@@ -70,7 +70,7 @@ class Acceleration:
     """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
     _passes: Backend = field(default=EAGER, init=False, repr=False)
-    """Makes the forward passes of the target: `backend`, or EAGER where that does not capture them."""
+    """Makes the forward passes of the target: `backend`, or EAGER if that does not capture them."""
     _warned: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
@@ -79,11 +79,11 @@ class Acceleration:
             self._passes = self.backend
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickled models examine theirs again."""
+        """Leave out the models: copies and unpickled models examine theirs again."""
         return {**vars(self), "target": None, "original": None}
 
     def examine(self, model: PreTrainedModel) -> Target:
-        """Return the target of a model's calls, examined again if it has changed since the last one; raises
+        """Return the target of a model's calls, examined again if the model has changed since the last one; raises
         UnsupportedModelError.
         """
         target, original = self.target, model if self.original is None else self.original
@@ -95,8 +95,8 @@ class Acceleration:
         return target
 
     def _check_drafter(self, target: Target) -> None:
-        """Raise UnsupportedModelError unless the drafter can draft for a target that has changed, and the hidden states
-        that it reads can be read.
+        """Raise UnsupportedModelError unless the drafter can draft for a changed target and read the hidden states it
+        needs.
         """
         try:
             if states := self.drafter.traits.states_read(target):
@@ -109,14 +109,14 @@ class Acceleration:
             raise UnsupportedModelError(f"{self.drafter.describe()} cannot draft: {error}") from None
 
     def say(self, reason: str, error: BaseException | None = None) -> None:
-        """Warn that a call is left to transformers, once for every reason; with the traceback of an `error`, if any."""
+        """Warn that transformers decodes a call, once per reason; with the traceback of an `error`, if any."""
         with self._lock:
             if reason not in self._warned:
                 logger.warning("not accelerated: %s; transformers' own decoding is used", reason, exc_info=error)
                 self._warned.add(reason)
 
     def ended(self, stats: Stats, fallback: str | None) -> None:
-        """Record the statistics of a call, or why it was left to transformers."""
+        """Record the statistics of a call, or why transformers decoded it."""
         with self._lock:
             self.stats, self.fallback = stats, fallback
             self.total += stats
@@ -129,9 +129,9 @@ class _Accelerated(PreTrainedModel):
 
     @classmethod
     def plain_class(cls) -> type:
-        """Return this class without acceleration. Where it has more than it was made with, such as `forward` by
-        `type(model).forward = ...`, or another library has derived a class of its own from it, such as FSDP2 or a
-        parametrization, that class is made again without, once for the same contents.
+        """Return this class without acceleration. The class may have changed since it was made, such as by
+        `type(model).forward = ...`, or another library may have derived a class from it, such as FSDP2 or a
+        parametrization. Then that class is made again without acceleration, once for the same contents.
         """
         original = cls.__bases__[1] if cls in _contents_as_made else None
         contents = [*vars(cls)], Identities(vars(cls).values())
@@ -146,7 +146,7 @@ class _Accelerated(PreTrainedModel):
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a model that is not accelerated, of the plain class: `from_pretrained` of this one, and calls."""
+        """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it."""
         return cls.plain_class()(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -181,7 +181,7 @@ class _Accelerated(PreTrainedModel):
         except UnsupportedModelError as error:
             reason = str(error)
             acceleration.say(reason, error.__cause__)
-        except Exception as error:  # objects of users can fail in any way where `generate` does not look
+        except Exception as error:  # users' objects can fail in any way where `generate` does not use them
             reason = f"the call cannot be examined: {type(error).__name__}: {error}"
             acceleration.say(reason, error)
         try:
@@ -213,9 +213,9 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 _classes: dict[type, type[_Accelerated]] = {}
 _contents_as_made: dict[type, tuple[list[str], Identities]] = {}
-"""Of accelerated classes, what they had when they were made: names and values."""
+"""By accelerated class, its names and values when it was made."""
 _plain_classes: dict[type, tuple[Any, type]] = {}
-"""Of changed accelerated classes and those derived from them, what was made again; see `plain_class`."""
+"""By changed accelerated class, or class derived from one, the class that was made again; see `plain_class`."""
 
 
 def _without_acceleration(base: type) -> type:
@@ -234,7 +234,7 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
 
 
 def _unfilled(original: type) -> _Accelerated:
-    """Allocate for unpickling; state follows."""
+    """Allocate an object for unpickling; its state follows."""
     return object.__new__(_accelerated_class(original))
 
 
@@ -257,7 +257,7 @@ def make_plain(model: PreTrainedModel) -> None:
 
 
 def is_accelerated(model: PreTrainedModel) -> bool:
-    """Whether the object is of an accelerated class."""
+    """Return whether the object is of an accelerated class."""
     return isinstance(model, _Accelerated)
 
 

@@ -1,10 +1,10 @@
-"""Where the sequences of a batch end, as `generate` ends them together, though they advance apart.
+"""Ends of the sequences of a batch: where `generate` ends them, though here they advance independently.
 
-`BatchStopping` applies criteria that must see all sequences of a batch at once. `generate` appends one token to every
-sequence, evaluates the criteria and goes on. Here sequences advance by different numbers of tokens. So a column of the
-batch is evaluated once every sequence has reached it, in order; tokens that a sequence emitted beyond its end are
-withdrawn. `fill_up` continues shorter sequences with padding, as `generate` does, and `show_padding` shows that to
-functions which choose allowed tokens.
+`BatchStopping` applies criteria that must see all sequences of a batch together. `generate` appends one token to every
+sequence, evaluates the criteria and continues. Here sequences advance by different numbers of tokens. So a column of
+the batch is evaluated once every sequence has reached it, in order; tokens that a sequence emitted beyond its end are
+withdrawn. `fill_up` continues shorter sequences with padding, as `generate` does, and `show_padding` calls functions
+that choose allowed tokens for that padding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BatchStopping:
     """Applies criteria to the sequences of a batch, column by column, and ends sequences."""
 
     def __init__(self, sequences: list[TokenSequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
-        """`padding` fills up sequences that have ended; None if every sequence goes on until all have ended."""
+        """`padding` continues sequences that have ended; None if every sequence continues until all have ended."""
         self.sequences, self.criteria, self.padding = sequences, criteria, padding
         self.withdrawn = 0
         """Tokens that were emitted beyond an end."""
@@ -51,7 +51,7 @@ class BatchStopping:
         sequence.end_at(min(sequence.columns, self._columns))
 
     def _shown(self) -> torch.Tensor:
-        """(batch, columns) ids up to the column that is judged, as `generate` would have them there."""
+        """Return (batch, columns) ids up to the column under evaluation, as `generate` would have them."""
         shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
         for row, sequence in enumerate(self.sequences):
             tokens = sequence.padded[0, : self._columns]
@@ -75,8 +75,8 @@ def fill_up(requests: list[Request], cache: TreeCache, padding: int) -> None:
 
 
 def show_padding(requests: list[Request], padding: int) -> None:
-    """Call functions that choose allowed tokens for the padding of shorter sequences too, as `generate` does: they may
-    raise there.
+    """Call functions that choose allowed tokens, which may raise, for the padding of shorter sequences, as `generate`
+    does.
     """
     columns = max(request.sequence.columns for request in requests)
     for request in requests:

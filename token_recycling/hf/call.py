@@ -1,8 +1,8 @@
 """One call of `generate`, from the inputs that transformers prepared to the output that it returns.
 
-`GenerateCall.why_not` names the first reason against accelerating the call: only calls that are known to give the same
-tokens are accelerated. `run_call` then decodes it in our loop. `handover` is loaded for calls with a cache that is not
-new or that the caller will see, `batch_ends` for criteria that must see a whole batch.
+`GenerateCall.why_not` returns the first reason against accelerating the call: only calls that are known to give the
+same tokens are accelerated. `run_call` then decodes it in our loop. `handover` is loaded for calls with a cache that is
+not new or that the caller will see, `batch_ends` for criteria that must see a whole batch.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _KNOWN_INPUTS = {
     "tokenizer",
 }
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
-"""Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
+"""Inputs that processors of multimodal models add to every prompt: 0 for a token of text."""
 _SEPARATE_CRITERIA = {EosTokenCriteria, MaxLengthCriteria, StopStringCriteria}
-"""Criteria that decide about each sequence alone; time is over for all at once."""
+"""Criteria that judge each sequence separately; a time limit ends all together."""
 
 
 class GenerateCall:
-    """The inputs that `generate` or `stream` prepared: (batch, length) ids, padded on the left, and all that decides on
-    tokens.
+    """The inputs that `generate` or `stream` prepared: (batch, length) ids, padded on the left, and everything that
+    affects the choice of tokens.
     """
 
     def __init__(
@@ -81,49 +81,49 @@ class GenerateCall:
         streamer: BaseStreamer | None = None,
     ) -> None:
         self.target = target
-        """The model, as it was examined for this call."""
+        """The model, as examined for this call."""
         self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
         self.model_kwargs, self.streamer = model_kwargs, streamer
         self.streamed = streamer is not None
-        """Whether somebody waits for the first token."""
+        """Whether the caller waits for the first token."""
         self.cache: Cache = model_kwargs.get(target.cache_argument)
-        """The key/value cache, empty or with a prefix of the sequence."""
+        """The KV cache, empty or with a prefix of the sequence."""
         if self.cache is None and (older_name := cache_argument(model_kwargs)) is not None:
             self.cache = model_kwargs[older_name]
         self._cache_is_callers = getattr(self.cache, CALLERS, False)
         self.cache_is_seen = bool(config.return_dict_in_generate or self._cache_is_callers)
-        """Whether the caller has the cache, or will get it."""
+        """Whether the caller has the cache, or will receive it."""
         reading = getattr(streamer, "reading_prompt", None)
         self.reading: Reading | None = reading if callable(reading) else None
-        """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
+        """The streamer's method `reading_prompt`, if it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
         self.beside = code_beside(code for code in (*processors, *criteria, streamer) if code is not None)
-        """Code of users and other libraries that is called between forward passes."""
+        """Code of users and other libraries that runs between forward passes."""
         self.streams_tokens = not type(streamer).__module__.startswith("token_recycling.")
-        """Whether the streamer is given each token before the next one is chosen, as by `generate`: the pieces of text
-        depend on it, and a user's may share with a criterion or processor what it saw. Those of this package are given
-        all tokens of a step.
+        """Whether the streamer receives each token before the next one is chosen, as from `generate`: the pieces of
+        text depend on it, and a user's streamer may share what it saw with a criterion or processor. Streamers of this
+        package receive all tokens of a step together.
         """
         self._columns_put = input_ids.shape[-1]
-        """Columns of the sequence that the streamer was given."""
+        """Columns of the sequence that the streamer has received."""
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
+        """Whether ended sequences are padded, as in `generate`; else all continue until all have ended."""
         others = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
         separate = self.pads and all(type(criterion) in _SEPARATE_CRITERIA for criterion in others)
         self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or separate else others)
-        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences are not padded but
-        continue with the others.
+        """Criteria that must see all sequences together: the caller's own; all of them if ended sequences are not
+        padded but continue with the others.
         """
         self.separate_criteria = StoppingCriteriaList(
             criterion for criterion in criteria if all(criterion is not other for other in self.joint_criteria)
         )
-        """Criteria that are applied to each sequence alone."""
+        """Criteria that are applied to each sequence separately."""
 
     @cached_property
     def paddings(self) -> list[int]:
-        """Number of padding tokens before each sequence; -1 where some stand elsewhere, nothing else is there, or the
-        mask does not have a number for each token.
+        """Number of padding tokens before each sequence; -1 if some are elsewhere, if there are only padding tokens, or
+        if the mask does not have a number for each token.
         """
         mask = self.model_kwargs.get("attention_mask")
         if mask is not None and mask.shape != self.input_ids.shape:
@@ -137,7 +137,7 @@ class GenerateCall:
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
     def why_not(self, model: PreTrainedModel) -> str | None:
-        """Return why this call of `model`, the target's or a view of it, cannot be accelerated, or None."""
+        """Return why this call of `model`, the target's model or a view of it, cannot be accelerated, or None."""
         kwargs, config = self.model_kwargs, self.config
         ids = self.input_ids
         if ids.ndim != 2 or not len(ids) or ids.dtype not in (torch.int32, torch.int64):
@@ -180,8 +180,8 @@ class GenerateCall:
 
     @cached_property
     def cache_is_new(self) -> bool:
-        """Whether the cache is the one that `generate` makes by default, of the kind that the model was examined with
-        and still empty.
+        """Whether the cache is the default one of `generate`, with the layers that the model was examined with, and
+        empty.
         """
         by_default = type(self.cache) is DynamicCache and not self.cache.offloading and not self._cache_is_callers
         return by_default and layout_of(self.cache) == self.target.cache_layout
@@ -194,23 +194,23 @@ class GenerateCall:
         return handover.why_not(self.cache, self.target, batch, length, (self.config.max_length or 0) - 1)
 
     def _why_not_lists(self) -> str | None:
-        """Return why processors or criteria are applied in another way than transformers does, or None."""
+        """Return why processors or criteria would be applied differently from transformers, or None."""
         if all(type(criterion) is not MaxLengthCriteria for criterion in self.criteria):
-            return "no MaxLengthCriteria is among the criteria, which must limit the length"
+            return "the criteria must limit the length, but none is a MaxLengthCriteria"
         lists: list[Any] = [self.processors, self.criteria]
         for cls in {*map(type, lists)}:
             if cls.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
-                return f"accelerated calls do without the method __call__ of {cls.__name__}"
+                return f"accelerated calls would not run the method __call__ of {cls.__name__}"
         classes = {cls for cls in map(type, (*lists, *self.criteria)) if is_own(cls.__module__)}
         for base in {base for cls in classes for base in cls.__mro__}:
             for _, name, function in replaced_in(base):
                 if name == "__call__":
                     what = f"the method __call__ of {base.__name__}, replaced by {name_of(function)}"
-                    return f"accelerated calls do without {what}"
+                    return f"accelerated calls would not run {what}"
         return None
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
-        """Return inputs besides token ids. A model that takes pictures too is given empty ones with text alone."""
+        """Return inputs other than token ids. With text only, multimodal models receive empty ones."""
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
         kept = self.model_kwargs.get("logits_to_keep")
         if not (kept is None or (isinstance(kept, int) and kept >= 0)):
@@ -224,8 +224,8 @@ class GenerateCall:
         return sorted(others)
 
     def _counts_from_zero(self) -> bool:
-        """Whether positions, (batch, length) or, of models that take pictures too, several such tensors, are those of
-        the sequence's tokens.
+        """Return whether positions are those of the sequence's tokens: (batch, length), or for multimodal models
+        several such tensors.
         """
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
@@ -241,7 +241,7 @@ class GenerateCall:
         )
 
     def put(self, sequence: TokenSequence) -> None:
-        """Give the streamer the tokens of the sequence that it has not been given, unless it is given each at once."""
+        """Pass the streamer the tokens that it has not received, unless it receives each one immediately."""
         if self.streamer is None or self.streams_tokens or self._columns_put == sequence.columns:
             return
         tokens, self._columns_put = sequence.on_host[self._columns_put - sequence.padding :], sequence.columns
@@ -254,7 +254,7 @@ class GenerateCall:
         unknown = sorted({_name(processor) for processor in self.processors if for_sequence(processor, 0) is None})
         if unknown:
             return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
-        # Sequences advance apart, so that functions of processors are called in another order.
+        # Sequences advance independently, so functions of processors are called in another order.
         for code in code_beside(self.processors):
             if reason := why_not_plain(self.target.model, code):
                 return f"code that is called for each of several sequences must keep no state; {reason}"
@@ -282,7 +282,7 @@ class Output(GenerateDecoderOnlyOutput):
     """The output of `generate(return_dict_in_generate=True)`, with the same fields, and the statistics of the run."""
 
     stats: Stats
-    """No field: `to_tuple()` and `keys()` are those of `generate`."""
+    """Not a field: `to_tuple()` and `keys()` are those of `generate`."""
 
 
 def run_call(
@@ -293,8 +293,8 @@ def run_call(
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
-    """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
-    are those of `generator`, or torch's own; see `requests_of`.
+    """Decode a call: return ids (batch, length), or an `Output` if the call requests one. Random numbers are those of
+    `generator`, or torch's own; see `requests_of`.
     """
     if type(call.cache) is StaticCache or call.target.compiled:
         _warn_of_bypassed_graphs(call)
@@ -305,7 +305,7 @@ def run_call(
 
         cache, cached = take_over(call.cache, call.paddings, call.target.config)
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.begins_anew:
-        hints = replace(hints, prefixes=None)  # which begin in a cache of their own
+        hints = replace(hints, prefixes=None)  # which begin in their own cache
     requests = requests_of(call, drafter, stats, cached, hints, generator)
     sequences = [request.sequence for request in requests]
     stopping = None
@@ -330,7 +330,7 @@ def run_call(
             raise error.__cause__ from None
         raise
     finally:
-        call.put(sequences[0])  # of a step that an error ended, what was chosen before
+        call.put(sequences[0])  # tokens chosen before an error ended the step
     if call.streamer is not None:
         call.streamer.end()
     if stopping is not None:
@@ -360,7 +360,7 @@ def _output(call: GenerateCall, requests: list[Request]) -> Output | torch.Tenso
 
 
 def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
-    """Warn, once per model, where transformers' or torch's own compilation is not used."""
+    """Warn, once per model, if compilation by transformers or torch is not used."""
     target = call.target
     if type(call.cache) is StaticCache:
         target.facts.say_once(
@@ -370,12 +370,12 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
     if target.compiled:
         target.facts.say_once(
             f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
-            "shape; calls that are left to transformers use them",
+            "shape; calls that fall back to transformers use them",
         )
 
 
 def _give_back(cache: TreeCache, call: GenerateCall, requests: list[Request]) -> None:
-    """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
+    """Leave the call's cache as plain decoding would, including the padding of shorter sequences."""
     from .handover import give_back
 
     columns = {request.sequence.columns for request in requests}
@@ -395,11 +395,11 @@ def requests_of(
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> list[Request]:
-    """Return a request for each sequence of a call, of which `cached[row]` tokens are in its cache.
+    """Return a request for each sequence of a call, with `cached[row]` tokens in its cache.
 
-    A single sequence is sampled with `generator`, or torch's own, as `generate` samples it. Of several sequences each
-    has random numbers of its own, seeded from that generator: how far the others are, which depends on what was
-    drafted, shifts none of its numbers.
+    A single sequence is sampled with `generator`, or torch's own, as in `generate`. Several sequences have their own
+    random numbers, seeded from that generator: how far the others have advanced, which depends on drafts, shifts none
+    of them.
     """
     config, batch, streamer = call.config, len(call.input_ids), call.streamer
     generators = [generator] * batch
@@ -439,6 +439,6 @@ def requests_of(
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
-    """Batch the scores of all sequences, (1, vocabulary) a token each: (batch, vocabulary) a token."""
+    """Batch the scores of all sequences: (1, vocabulary) per token of each becomes (batch, vocabulary) per token."""
     kept = [row for row in rows if row is not None]
     return tuple(map(torch.cat, zip(*kept, strict=True))) if kept else None

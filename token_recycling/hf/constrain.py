@@ -1,4 +1,4 @@
-"""`constrain` makes a logits processor from a JSON schema, a regular expression or a grammar, through llguidance (the
+"""`constrain` makes a logits processor from a JSON schema, a regular expression or a grammar, with llguidance (the
 extra `grammar`). A schema of ten fields compiles in a millisecond.
 """
 
@@ -16,7 +16,7 @@ from ..grammar.vocabulary import vocabulary
 from ..model.inspection import vocabulary_size
 
 _vocabularies: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
-"""By model or tokenizer, the size and the ends that it had and its vocabulary."""
+"""By model or tokenizer, its size and end tokens at the time, and its vocabulary."""
 
 
 def constrain(
@@ -27,13 +27,14 @@ def constrain(
     regex: str | None = None,
     grammar: str | None = None,
 ) -> LogitsProcessor:
-    """A logits processor for `model.generate(..., logits_processor=[...])` that holds one sequence to a form.
+    """Return a logits processor for `model.generate(..., logits_processor=[...])` that restricts one sequence to a
+    form.
 
-    `model` is a model, whose tokenizer is loaded from where the model came from, or a tokenizer. Give one of
-    `json_schema` (an object or its JSON), `regex` (for the whole output), and `grammar` (Lark, or GBNF as of
-    llama.cpp). Make a new one for every sequence. Raises ValueError for a form that cannot be compiled, for a keyword
-    of JSON Schema that cannot be held to, by its place in the schema, and unless exactly one form is given; ImportError
-    without llguidance. Objects have no properties but those that a schema names, unless it says `additionalProperties`.
+    `model` is a model, whose tokenizer is loaded from the same place, or a tokenizer. Give one of `json_schema` (an
+    object or its JSON), `regex` (for the whole output), and `grammar` (Lark, or llama.cpp's GBNF). Make a new one for
+    every sequence. Objects have only the properties that a schema names, unless it sets `additionalProperties`. Raises
+    ValueError unless exactly one form is given, for a form that cannot be compiled, and for an unsupported keyword of
+    JSON Schema, by its place in the schema; ImportError without llguidance.
     """
     arguments = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     forms = {name: value for name, value in arguments.items() if value is not None}
@@ -49,7 +50,7 @@ def constrain(
 
 
 def _state_of(model: PreTrainedModel | PreTrainedTokenizerBase) -> tuple[int, str]:
-    """Return the number of tokens and the ends of a model or tokenizer, which may be given others."""
+    """Return the number of tokens and the end tokens of a model or tokenizer, which may change."""
     if isinstance(model, PreTrainedModel):
         return vocabulary_size(model), repr(model.generation_config.eos_token_id)
     return len(model), repr(model.eos_token_id)
@@ -63,5 +64,5 @@ def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
 
 
 def vocabulary_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the tokens of a model, its ends included, as grammars are compiled for them."""
+    """Return the vocabulary of a model, end tokens included, for which grammars are compiled."""
     return vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)

@@ -40,9 +40,9 @@ class Turn:
     arguments: dict[str, Any]
     """The arguments of `model.generate` that give the same answer from a cold cache."""
     cached: int
-    """Tokens of the prompt that were in the cache already."""
+    """Tokens of the prompt that were already cached."""
     tokens: list[int]
-    """Tokens of the answer, with the end of sequence."""
+    """Tokens of the answer, including the end of sequence."""
     stats: Stats
     """Statistics of the decoding."""
 
@@ -51,8 +51,7 @@ class Conversation:
     """Turns of a chat that share a prefix cache.
 
     `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: an unchanged
-    prefix stays cached. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
-    by threads.
+    prefix stays cached. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not thread-safe.
     """
 
     def __init__(
@@ -66,9 +65,8 @@ class Conversation:
         prepack: bool | None = None,
         **arguments: Any,
     ) -> None:
-        """`arguments` are those of `model.generate` for every answer, of at most 256 tokens unless `max_new_tokens` is
-        among them; `system` is the text of the system message. `fast` and `prepack` are as in `accelerate`. The model
-        itself is not accelerated.
+        """`arguments` are those of `model.generate` for every answer; `max_new_tokens` defaults to 256. `system` is the
+        text of the system message. `fast` and `prepack` are as in `accelerate`. The model itself is not accelerated.
 
         Raises UnsupportedModelError, and ValueError for a tokenizer without a chat template.
         """
@@ -84,31 +82,31 @@ class Conversation:
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._read_by = self._state()
-        """The model as it was when it read the turns before."""
+        """State of the model when it read the earlier turns."""
         self.reset()
 
     def reset(self) -> None:
-        """Start a new conversation, with the system message alone."""
+        """Start a new conversation, with only the system message."""
         self.messages: list[dict[str, str]] = [*self._system]
         self.last: Turn | None = None
         self._forget_prefixes()
 
     def _state(self) -> list[Any]:
-        """Return something that a later one equals while the model computes the same keys and values of a text."""
+        """Return a value that equals later ones while the model computes the same keys and values of a text."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         code = facts_of(self.model).fingerprint.code
         return [*map(_content, tensors), code, *state_of(self.model, self._target.info.attention, keep=True)]
 
     def _forget_prefixes(self) -> None:
-        with contextlib.suppress(UnsupportedModelError):  # a call is left to `generate` then
+        with contextlib.suppress(UnsupportedModelError):  # calls then run through `generate`
             self._target = self.acceleration.examine(self.model)
         self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
-        `arguments` hold for this turn alone. An answer ends at the model's context length, or with KeyboardInterrupt,
-        which is raised again; after any other error the conversation is unchanged. Raises ValueError where the context
-        is full, and for a template that does not take the conversation.
+        `arguments` apply to this turn only. An answer ends at the model's context length, or with KeyboardInterrupt,
+        which is raised again; after any other error the conversation is unchanged. Raises ValueError if the context is
+        full, or if the template rejects the conversation.
         """
         if self._read_by != self._state():
             self._forget_prefixes()
@@ -140,7 +138,7 @@ class Conversation:
         return answer
 
     def _encoded(self, messages: list[dict[str, str]]) -> torch.Tensor:
-        """The conversation as ids (length,), up to where the answer begins."""
+        """Return the conversation as ids (length,), up to where the answer begins."""
         try:
             inputs = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -152,7 +150,7 @@ class Conversation:
         return checked_prompt(inputs["input_ids"], self._target)
 
     def _call_arguments(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
+        """Return the arguments of `model.generate` for a prompt; new tokens are limited by the model's context."""
         call_arguments = {**self.arguments, **arguments}
         context = self._target.max_length
         if context is not None:
@@ -166,8 +164,8 @@ class Conversation:
 
 
 def _content(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """Return how often a tensor was written to, and some of its numbers: torch does not count all writing."""
+    """Return how often a tensor was written to, and some of its numbers, since torch does not count all writes."""
     numbers = b""
-    with contextlib.suppress(Exception):  # tensors of other libraries, and those on no device, can fail in any way
+    with contextlib.suppress(Exception):  # tensors of other libraries, and meta tensors, can fail in any way
         numbers = some_numbers(tensor)
     return times_written(tensor), numbers

@@ -1,11 +1,11 @@
-"""Caches that a call is given: whether decoding can go on in one, and what the caller finds in it afterwards.
+"""Caches passed to a call: whether decoding can continue in one, and what the caller finds in it afterwards.
 
 `take_over` and `give_back` convert between the cache of a call and the one that decoding uses. Decoding keeps the slots
 of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the left, so that all end in
-one slot, and a static cache has all its slots from the start. Before the first step a cache that is not new is read;
-after the last one, if the caller will see it, it is filled as plain decoding would have left it.
+one slot, and a static cache has all its slots from the start. A cache that is not new is read before the first step. If
+the caller will see it, it is filled after the last step as plain decoding would have left it.
 
-Cost: a copy of the cache at either end, for a batch two.
+Cost: a copy of the cache at either end, two for a batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer
 
 def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) -> str | None:
     """Return why a call of a model with this cache cannot be accelerated, or None. The call reads `batch` sequences of
-    `length` tokens, padding included, of which the cache holds the first ones, and may fill `most` slots of it.
+    `length` tokens, padding included, of which the first ones are cached, and may fill `most` slots.
     """
     if not hasattr(cache, "layers"):  # one of several caches, for an encoder and a decoder
         return f"{type(cache).__name__} is unsupported; use a DynamicCache"
@@ -58,7 +58,7 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
         return f"the cache must hold fewer than the {length} tokens given, got {cached}; pass all tokens so far"
     if keys and len(keys[0]) != batch:
         return f"the cache must hold as many sequences as are given, {batch}, got {len(keys[0])}"
-    # Keys of another type change it as they are added.
+    # Keys of another dtype change the cache when they are added.
     if cached and (converted := {states.dtype for states in keys} - {target.dtype}):
         return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
     if info.recurrent and type(cache) is StaticCache:
@@ -74,20 +74,20 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
 
 
 def _counts_tokens(cache: Cache) -> bool:
-    """Whether a cache has layers with slots, or a count of what they would be."""
+    """Return whether a cache has layers with slots, or can count tokens without them."""
     return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
 def _keys_of(layer: Any) -> torch.Tensor | None:
-    """Return the keys of a layer, to be looked at."""
+    """Return the keys of a layer, for inspection."""
     if isinstance(layer, TreeLayer):
         return layer.states()[0] if layer.buffers else None
     return getattr(layer, "keys", None)
 
 
 def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
-    """Return why a cache that drops tokens, as one made for another model, does not hold what this model attends to."""
-    for layer, window in zip(cache.layers, info.windows, strict=False):  # layers that share slots have none
+    """Return why a cache that drops tokens, such as one made for another model, lacks some that this model needs."""
+    for layer, window in zip(cache.layers, info.windows, strict=False):  # layers that share slots have no window
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         kept = layer.max_cache_len if sliding else window_of(layer)
         if 0 < kept < min(most, window or most):
@@ -150,7 +150,7 @@ def _why_not_dynamic(cache: Cache) -> str | None:
 
 
 def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
-    """Why layers with keys do not hold the same tokens, as of a cache that was compressed, or None if they do."""
+    """Return why layers with keys do not hold the same tokens, as in a compressed cache, or None if they do."""
     if len({*map(id, layers)}) < len(layers):
         return "the cache has one layer in several places; give each its own"
     if len({layer.get_seq_length() for layer in layers}) > 1 or any(map(_lacks_slots, layers)):
@@ -159,7 +159,7 @@ def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
 
 
 def _lacks_slots(layer: DynamicLayer) -> bool:
-    """Whether a layer of transformers with a window holds other keys than of the last tokens of it."""
+    """Return whether a transformers layer with a window holds keys other than those of the window's last tokens."""
     if not isinstance(layer, DynamicSlidingWindowLayer) or layer.keys is None:
         return False
     kept = layer.sliding_window - 1 or layer.cumulative_length
@@ -167,8 +167,8 @@ def _lacks_slots(layer: DynamicLayer) -> bool:
 
 
 def take_over(given: Cache, paddings: Sequence[int], config: PretrainedConfig) -> tuple[TreeCache, list[int]]:
-    """Return the cache that decoding works in, with the slots of every sequence from slot 0 on, and how many it holds
-    of each. `paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder.
+    """Return the cache that decoding uses, with the slots of every sequence from slot 0 on, and how many it holds of
+    each. `paddings[row]`: number of padding columns before each sequence; `config`: that of the text decoder.
     """
     cache = TreeCache(given) if type(given) is DynamicCache else _read(given, config)
     cached = cache.length
@@ -179,7 +179,7 @@ def take_over(given: Cache, paddings: Sequence[int], config: PretrainedConfig) -
 
 
 def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: int) -> None:
-    """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
+    """Leave the given cache as plain decoding would: all `columns` except the last, zeros for padding."""
     if any(paddings) or len(paddings) > 1:
         cache.shift(paddings, [columns - 1] * len(paddings))
     if cache.cache is not given:
@@ -191,7 +191,7 @@ def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: 
 
 
 def _read(static: Cache, config: PretrainedConfig) -> TreeCache:
-    """A dynamic cache with copies of the slots of a static one, as far as windows have not dropped them."""
+    """Return a dynamic cache with copies of the slots of a static one, except those that windows have dropped."""
     cache = TreeCache(DynamicCache(config=config, offloading=static.offloading))
     cached = int(static.get_seq_length())
     for index, layer in enumerate(static.layers if cached else ()):
@@ -206,7 +206,7 @@ def _read(static: Cache, config: PretrainedConfig) -> TreeCache:
 
 
 def _write(cache: TreeCache, static: Cache) -> None:
-    """Appends to a static cache the slots that it does not have yet."""
+    """Append to a static cache the slots that it does not have yet."""
     cached = int(static.get_seq_length())
     for index, layer in enumerate(cache.cache.layers):
         if layer.keys is None:

@@ -53,9 +53,9 @@ def stream(
     """Generate step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
-    go to the drafter; `fast`, and `reproducible` among them, are as in `accelerate`. Raises UnsupportedModelError, or
-    ValueError for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the
-    first step that drafts.
+    are passed to the drafter; `fast`, and `reproducible` among them, are as in `accelerate`. Raises
+    UnsupportedModelError, or ValueError for an input that cannot be continued, immediately; if the drafter does not fit
+    the model, the first step that drafts raises.
     """
     backend, target, drafter = Backend(fast, suspends=True), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
@@ -69,14 +69,14 @@ def stream(
         criteria.append(EosTokenCriteria(eos))
     given = DynamicCache(config=target.config) if past_key_values is None else past_key_values
     if isinstance(given, StaticCache):
-        raise UnsupportedModelError("StaticCache is unsupported, which cannot keep chosen slots; use a DynamicCache")
+        raise UnsupportedModelError("StaticCache is unsupported: it cannot keep chosen slots; use a DynamicCache")
     mark_callers(past_key_values)
     processors = LogitsProcessorList(logits_processor or [])
     # One sequence is never padded, whatever ends it.
     config = GenerationConfig(do_sample=do_sample, max_length=len(prompt) + max_new_tokens, pad_token_id=0)
     call = GenerateCall(target, prompt[None], processors, criteria, config, {target.cache_argument: given})
     call.streamed = True
-    with torch.no_grad():  # as each step is made
+    with torch.no_grad():  # as in each step
         reason = call.why_not(model)
     if reason is not None:
         raise UnsupportedModelError(reason)

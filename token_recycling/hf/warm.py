@@ -1,8 +1,8 @@
-"""Warm-up of a drafter: the model generates sequences from nothing, and the drafter learns from them.
+"""Warm-up of a drafter: the model generates sequences without a prompt, and the drafter learns from them.
 
 A chat model is given the start of a user's turn and continues it: it writes the kind of prompts it was trained on
 (Magpie, 2406.08464), then answers them. Other models begin with their start token. Sequences are generated in batches;
-prompts are sampled, answers are greedy. Cost: the time that is asked for, once per model.
+prompts are sampled, answers are greedy. Cost: the requested time, once per model.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _AT_ONCE, _QUESTION, _ANSWER = 32, 48, 160
-"""Batch size, where the model decodes batches, and maximum tokens of a prompt and of an answer."""
+"""Batch size, if the model decodes batches, and maximum tokens of a prompt and of an answer."""
 _PLACE = "\u2063here\u2063"
 """Placeholder for the user's message."""
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """A drafter that can be warmed."""
+    """A drafter that can be warmed up."""
 
     def prepare(self, target: Target) -> NgramMatrix:
-        """The matrix for this target."""
+        """Return the matrix for this target."""
 
     def warmed_file(self, target: Target) -> Path:
-        """The file of what was learned from the target's own output."""
+        """Return the file for what was learned from the target's own output."""
 
 
 class Warmed(NamedTuple):
@@ -65,9 +65,9 @@ def warm(
     history: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Warmed:
-    """Let the model write for so many minutes, at least one batch, teach the drafter, and keep what it learned in the
-    file `output`; by default where the option `warmed=true` finds it. `history`: keep the sequences among earlier
-    outputs too. Raises ValueError.
+    """Let the model generate for `minutes`, at least one batch, teach the drafter, and save what it learned in the file
+    `output`; by default where the option `warmed=true` finds it. `history`: also keep the sequences in the history of
+    outputs. Raises ValueError.
     """
     if not minutes > 0:
         raise ValueError(f"minutes must be > 0, got {minutes}")
@@ -116,13 +116,13 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 def _written(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, before: list[int], after: list[int]
 ) -> int:
-    """Generate a batch of sequences with an accelerated model; return how many tokens they have."""
+    """Generate a batch of sequences with an accelerated model; return their number of tokens."""
     room = context_length(model)
     longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
     starts = torch.tensor([before] * batch, device=model.device)
     most = _QUESTION if after else longest
-    # With a mask: a text may begin with what is padding elsewhere.
+    # With a mask: a sequence may begin with the padding token.
     first = model.generate(starts, attention_mask=torch.ones_like(starts), max_new_tokens=most, **drawn)
     questions = [_without_end(tokenizer, row) for row in first[:, len(before) :].tolist()]
     tokens = sum(map(len, questions))
@@ -137,6 +137,6 @@ def _written(
 
 
 def _without_end(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """The tokens before the end of a sequence, and before its padding."""
+    """Return the tokens before the end of a sequence, and before its padding."""
     ends = (place for place, token in enumerate(ids) if token in tokenizer.all_special_ids)
     return ids[: next(ends, len(ids))]

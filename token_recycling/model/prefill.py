@@ -78,9 +78,8 @@ def read_text(
     shortest: int,
     reading: Reading | None,
 ) -> torch.Tensor:
-    """Return logits (batch, 1, vocabulary) after the last of the tokens (batch, n), one at least, which are read in
-    pieces behind all that the cache holds. The shortest of the sequences has `shortest` tokens. `reading` is called
-    before each piece.
+    """Return logits (batch, 1, vocabulary) after the last of the tokens (batch, n >= 1), which are read in pieces after
+    all cached ones. The shortest sequence has `shortest` tokens. `reading` is called before each piece.
     """
     cached, start, n = cache.length, 0, tokens.shape[1]
     size = n if model.leaves_logits_out else max(1, PIECE // len(tokens))
