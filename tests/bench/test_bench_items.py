@@ -84,7 +84,7 @@ def test_batches_have_a_row_each(tmp_path):
 def test_batches_leave_out_what_decodes_one_text():
     made = benching.plan(["prompt_lookup_hf", "plain"], benching.questions(2), sizes=[2])
     assert made.workloads[0].specs == ("generate", "plain")
-    assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
+    assert made.notes == ["prompt_lookup_hf decodes one sequence at a time: no batches measured"]
     with pytest.raises(ValueError, match="--replay"):
         benching.plan([], benching.questions(2), True, sizes=[2])
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_replayed_is_said():
     assert made.workloads[1].specs == ("plain", "recycling")
     assert len(made.workloads[1].items) == 2
     assert made.notes == [
-        "assisted:model=x decodes by itself and cannot replay a text: left out there",
+        "assisted:model=x cannot replay reference text: excluded from replay",
         "1 of 3 questions have no known answer and are not replayed",
     ]
     unknown = benching.plan(["plain"], asked[2:])

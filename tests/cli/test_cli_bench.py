@@ -68,7 +68,7 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report,
     GenerationConfig(eos_token_id=256, repetition_penalty=1.3).save_pretrained(model)
     result = run("bench", model, "--data", texts, "--limit", 2, *SMALL, "--json")
     assert result.exit_code == 0, result.stderr
-    assert "left out of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
+    assert "ignored settings of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
     folder, counts = Path("results") / "small", {"rows": 8, "failures": 0, "different_outputs": 0}
     assert report == [folder]
     assert json.loads(result.stdout) == {"folder": str(folder), "written": [str(folder / "report.md")], **counts}

@@ -1,15 +1,15 @@
-"""Measuring methods against each other, and the report of what was measured.
+"""Benchmarks of decoding methods, and reports of the results.
 
-data         what is measured: questions, options of a run, scenario files
-prompts      from questions to token ids
+data         questions, options of a run, scenario files
+prompts      conversion of questions to token ids
 methods      any drafter, and transformers' own decoding: each decodes a call
 measure      workloads, and the loop over methods and items
 session      one run: options become a plan, an estimate and rows
-environment  hardware, versions and model, in each row
+environment  hardware, versions and model, recorded in each row
 store        rows and their folder
 summary      figures from rows
 tables       figures as tables
-findings     what the figures mean, as text
+findings     interpretation of the figures, as text
 report       the page, with `plots`
 """
 
@@ -19,11 +19,11 @@ from .._util.extras import lacking
 
 
 def missing_libraries() -> str | None:
-    """Return what to install where a library that reports need is missing, as the end of a sentence; else None."""
+    """Return what to install if a library that reports need is missing, as the end of a sentence; else None."""
     return lacking("bench", "pandas", "tabulate", "scipy", "matplotlib")
 
 
 def require_extra() -> None:
-    """Raise ValueError where a library that reports need is missing."""
+    """Raise ValueError if a library that reports need is missing."""
     if missing := missing_libraries():
         raise ValueError(f"writing a report {missing}")

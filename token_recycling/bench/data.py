@@ -1,14 +1,14 @@
-"""What is measured: questions, and the options of a run or of a scenario file with several runs.
+"""Benchmark data: questions, and the options of a run or of a scenario file with several runs.
 
-Questions come from Spec-Bench, MBPP, any JSON lines or folder of texts. A line of JSON has one of three fields:
-`turns`, the user's turns of a conversation; `prompt`, a single user message; `text`, a text to continue as it is. A
+Questions come from Spec-Bench, MBPP, a file of JSON lines or a folder of text files. A line of JSON has one of three
+fields: `turns`, the user's turns of a conversation; `prompt`, a single user message; `text`, raw text to continue. A
 text file is a `text`, or a `prompt` for a model with a chat template. Replay uses a known answer: `reference` (one for
-all turns or one per turn), `answer`, `completion` or `code`; of a `text` its own second half. A `json_schema`, `regex`
-or `grammar` constrains outputs; a `prediction` is the predicted output, such as the file to edit.
+all turns or one per turn), `answer`, `completion` or `code`; for a `text`, its second half. A `json_schema`, `regex` or
+`grammar` constrains outputs; a `prediction` is the predicted output, such as the file to edit.
 
-Named data sets are downloaded once from a fixed commit, and accepted only with the SHA-256 given here, into
-`$TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's cache folder. Imports neither torch nor transformers, so
-that a wrong file is refused at once.
+Named data sets are downloaded once from a fixed commit into `$TOKEN_RECYCLING_CACHE`, or `token_recycling` in the
+user's cache folder, and accepted only with the SHA-256 below. This module imports neither torch nor transformers, so
+that invalid files are refused immediately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .._util.options import options_of, read_options
 from ..drafters._registry import check_spec
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
-"""The categories of MT-bench: a set with all of them counts them as one, as Spec-Bench does."""
+"""Categories of MT-bench: a set that contains all of them counts them as one category, as Spec-Bench does."""
 Form = Literal["turns", "prompt", "text"]
 _FORMS: tuple[Form, ...] = ("turns", "prompt", "text")
 _REFERENCES = ("reference", "answer", "completion", "code")
@@ -35,13 +35,13 @@ _IDS = ("question_id", "task_id", "id")
 _GRAMMARS = ("json_schema", "regex", "grammar")
 
 BASELINE, REPLAY_BASELINE = BASELINES = "generate", "plain"
-"""What speedups refer to: transformers' own decoding, and in replay plain decoding in our loop."""
+"""Baselines of speedups: transformers' own decoding; in replay, plain decoding in our loop."""
 HINDSIGHT = "oracle"
-"""The method that knows what will be accepted: a bound, never ranked as the fastest."""
+"""The method that drafts with hindsight: an upper bound, never ranked as the fastest."""
 OWN_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
-"""Methods that are no drafters: transformers' own, and the oracle."""
+"""Methods that are not drafters: transformers' own, and the oracle."""
 COLD = "cold:"
-"""Prefix of a method that forgets everything after every prompt."""
+"""Prefix of a method that is reset after every prompt."""
 FORCED = "forced:"
 """Prefix of a method that decodes the tokens of `generate` instead of its own."""
 _TIMEOUT = 30
@@ -52,7 +52,7 @@ class Question:
     """One prompt, or one conversation of several turns."""
 
     name: str
-    """Unique: the set's name and the question's id."""
+    """Unique name: the name of the set and the id of the question."""
     category: str
     turns: tuple[str, ...]
     form: Form
@@ -61,7 +61,7 @@ class Question:
     grammar: tuple[str, str] | None = None
     """The grammar of outputs, if any: `json_schema`, `regex` or `grammar`, and its text."""
     prediction: str | None = None
-    """The predicted output, which drafters may copy."""
+    """The predicted output, from which drafters may copy."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class RunOptions:
     """Questions per category."""
     methods: tuple[str, ...] = ()
     warm_up: int = 0
-    """First questions of every category, decoded unmeasured by methods that learn."""
+    """Number of first questions of every category that methods decode to learn, without being measured."""
     repeats: int = 3
     max_new_tokens: int = 128
     generate: bool = True
-    """Whether to generate outputs; without it reference text is only replayed."""
+    """Whether to generate outputs; if False, reference text is only replayed."""
     replay: bool | None = None
-    """Whether to replay reference text; None: where there is any."""
+    """Whether to replay reference text; None: if there is any."""
     batches: tuple[int, ...] = ()
     temperature: float = 0.0
     dtype: str | None = None
@@ -98,23 +98,23 @@ class RunOptions:
             )
         for spec, times in Counter(self.methods).items():
             if times > 1:
-                raise ValueError(f"every method may be given once, got {spec!r} {times} times")
+                raise ValueError(f"a method may be given only once, got {spec!r} {times} times")
             own = spec.removeprefix(FORCED).removeprefix(COLD)
             if own.partition(":")[0] not in OWN_METHODS:
                 check_spec(own, "method", OWN_METHODS)
         if self.batches and self.replay:
-            raise ValueError("--replay and --batch cannot be combined: texts are replayed one at a time")
+            raise ValueError("--replay and --batch cannot be combined: sequences are replayed one at a time")
         forced = next((spec for spec in self.methods if spec.startswith(FORCED)), None)
         if forced is not None and (self.temperature or self.batches or not self.generate):
             raise ValueError(
-                f"{forced} decodes generate's greedy output: it needs generation, no temperature, no batches"
+                f"{forced} decodes generate's greedy output: it needs generation, and neither temperature nor batches"
             )
 
 
 def read_scenario(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the options of each run of a YAML file by the run's name, empty for a single run; raises ValueError.
+    """Return the options of each run of a YAML file by run name (empty for a single run); raises ValueError.
 
-    Top-level keys are the options of every run; `runs` names several runs, each with its own.
+    Top-level keys are options of every run; `runs` maps names of runs to further options.
     """
     import yaml
 
@@ -142,29 +142,27 @@ def _run_options(stated: dict[str, Any], owner: str) -> dict[str, Any]:
 
 
 def runs_of(path: Path | None, given: dict[str, Any]) -> dict[str, RunOptions]:
-    """Return the runs of a scenario, or one without a name; the user's options `given` take precedence over the
-    file's.
-    """
+    """Return the runs of a scenario, or a single run without a name. The user's options `given` override the file's."""
     chosen = {name: value for name, value in given.items() if value is not None and name in options_of(RunOptions)}
     runs = {"": {}} if path is None else read_scenario(path)
     return {name: RunOptions(**{**options, **chosen}) for name, options in runs.items()}
 
 
 def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -> list[Question]:
-    """Return the questions of all sets, the first `limit` of every category, interleaved by category, so that an
-    interrupted run has measured as many of each. Raises ValueError or OSError.
+    """Return the first `limit` questions of every category of all sets, interleaved by category, so that an interrupted
+    run has measured all categories alike. Raises ValueError or OSError.
 
-    A set is a name in `SOURCES`, which is downloaded, a path, or NAME=PATH. `files` is the form of a text file.
+    A set is a name in `SOURCES`, which is downloaded, a path, or NAME=PATH. `files` is the form of text files.
     """
     questions = [question for spec in specs for question in _read(*_source(spec), files)]
     for name, times in Counter(question.name for question in questions).items():
         if times > 1:
-            raise ValueError(f"names of questions must be unique, got {name!r} {times} times; name sets with NAME=PATH")
+            raise ValueError(f"question names must be unique, got {name!r} {times} times; name the sets with NAME=PATH")
     return _interleaved(questions, limit)
 
 
 def _interleaved(questions: Sequence[Question], limit: int | None = None) -> list[Question]:
-    """Interleave questions by category, and keep the first `limit` of each."""
+    """Interleave questions by category, and keep the first `limit` of each category."""
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.category, []).append(question)
@@ -179,10 +177,10 @@ def digest(questions: Iterable[Question]) -> str:
 
 
 def _source(spec: str) -> tuple[str, Path]:
-    """Return name and path of a set."""
+    """Return the name and path of a set."""
     path = Path(spec).expanduser()
     if path.exists():
-        # Spec-Bench, MT-bench and their relatives all name their file question.jsonl.
+        # Spec-Bench, MT-bench and their derivatives all name their file question.jsonl.
         return (path.resolve().parent.name if path.stem == "question" else path.resolve().stem), path
     if spec in SOURCES:
         return spec, download(spec)
@@ -217,7 +215,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8") from None
+        raise ValueError(f"{path} is not UTF-8 text") from None
 
 
 def _question(name: str, number: int, line: str, where: str) -> Question:
@@ -234,7 +232,7 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
         raise ValueError(f"{form} must be text, or a list of texts in turns, got {str(fields[form])[:40]!r} ({where})")
     prediction = fields.get("prediction") or None
     if prediction is not None and not isinstance(prediction, str):
-        raise ValueError(f"prediction must be a text, got {str(prediction)[:40]!r} ({where})")
+        raise ValueError(f"prediction must be text, got {str(prediction)[:40]!r} ({where})")
     grammar = next(((kind, fields[kind]) for kind in _GRAMMARS if fields.get(kind)), None)
     return Question(
         name=f"{name}/{next((str(fields[key]) for key in _IDS if fields.get(key) is not None), str(number))}",
@@ -248,7 +246,7 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
 
 
 def _numbered(questions: list[Question]) -> list[Question]:
-    """Number repeated names, as in a file of several models' answers to the same questions."""
+    """Number repeated names, as in a file with several models' answers to the same questions."""
     times, numbers = Counter(question.name for question in questions), Counter[str]()
     numbered = []
     for question in questions:
@@ -260,7 +258,7 @@ def _numbered(questions: list[Question]) -> list[Question]:
 
 
 def _references(fields: dict[str, Any], turns: int) -> list[str]:
-    """Return the known answers of the first turns; the first one where a turn has several."""
+    """Return the known answers of the first turns; if a turn has several, its first answer."""
     answers: Any = next((fields[key] for key in _REFERENCES if fields.get(key)), [])
     references = []
     for answer in (answers if isinstance(answers, list) else [answers])[:turns]:
@@ -272,7 +270,7 @@ def _references(fields: dict[str, Any], turns: int) -> list[str]:
 
 
 def _categorised(name: str, questions: list[Question]) -> list[Question]:
-    """Count MT-bench's categories as one, and name a single category after the set."""
+    """Merge MT-bench's categories into one, and name a single category after the set."""
     categories = {question.category for question in questions}
     if len(categories) == 1:
         return [replace(question, category=name) for question in questions]
@@ -301,13 +299,13 @@ SOURCES = {
         "4ef443d46893b3c806247b8b074da1f4f2d04cd97f64b7934549dad16d292399",
     ),
 }
-"""Spec-Bench (Xia et al., 2401.07851): 480 questions; MBPP (Austin et al., 2108.07732) as questions: 399, as in the
-program of Token Recycling's authors. A mirror, a proxy's error page or a changed file is refused.
+"""Spec-Bench (Xia et al., 2401.07851) with 480 questions, and MBPP (Austin et al., 2108.07732) with 399 questions, as
+in the program of Token Recycling's authors. A mirror, a proxy's error page or a changed file is refused.
 """
 
 
 def download(name: str) -> Path:
-    """Return the file of a data set, from the cache or its source; raises ValueError or OSError with the fix."""
+    """Return the file of a data set from the cache, or download it; raises ValueError or OSError with the fix."""
     source, path = SOURCES[name], cache_folder().expanduser() / f"{name}.jsonl"
     if path.is_file():
         if (digest := sha256(path)) != source.sha256:
@@ -316,12 +314,12 @@ def download(name: str) -> Path:
                 "download it again"
             )
         return path
-    import urllib.request  # with http and ssl: tens of milliseconds
+    import urllib.request  # imports http and ssl, which takes tens of milliseconds
 
     try:
         with urllib.request.urlopen(source.url, timeout=_TIMEOUT) as answer:
             data = answer.read()
-    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
+    except OSError as error:  # includes URLError and HTTPError: no network, unknown host, refused
         raise OSError(
             f"cannot download {name} from {source.url}: {error}; without a network, fetch the file elsewhere and give "
             f"its path: --data {name}=FILE"
@@ -331,6 +329,6 @@ def download(name: str) -> Path:
         if (digest := sha256(Path(temporary))) != source.sha256:
             raise ValueError(
                 f"{name} from {source.url} must have SHA-256 {source.sha256}, got {len(data):,} bytes with {digest}; "
-                "nothing was kept: is there a proxy that changes downloads?"
+                "nothing was saved: does a proxy change downloads?"
             )
     return path

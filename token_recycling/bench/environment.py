@@ -1,4 +1,4 @@
-"""The environment of a measurement: hardware, versions, model. Each row has all of it."""
+"""Environment of a measurement: hardware, versions, model. Each row records it completely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..model.inspection import weights_fingerprint
 
 
 def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
-    """Return everything as plain values; `name` is the user's name of the model."""
+    """Return the environment as plain values; `name` is the model as given by the user."""
     return {
         "machine": platform.machine(),
         "cpu": cpu_name(),
@@ -47,14 +47,14 @@ def _accelerator(device: torch.device) -> str | None:
 
 
 def commit() -> str | None:
-    """Return this package's commit, with -dirty if its files differ from it; None outside a checkout."""
+    """Return this package's commit, with -dirty if files differ from it; None outside a checkout."""
     package = Path(__file__).parents[1]
     if not (package.parent / ".git").exists():
         return None
     try:
         head = _git(package, "rev-parse", "--short=12", "HEAD")
         changed = _git(package, "status", "--porcelain", "--", ".")
-    except (OSError, subprocess.SubprocessError):  # no git, or a checkout that it does not trust
+    except (OSError, subprocess.SubprocessError):  # git is missing, or does not trust the checkout
         return None
     return f"{head}-dirty" if changed else head
 

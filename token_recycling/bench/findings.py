@@ -1,6 +1,4 @@
-"""What a report says as text: what was measured and how, the fastest method, and what a reader must know before
-believing the numbers.
-"""
+"""Text of a report: measurements and their conditions, the fastest method, and caveats about the figures."""
 
 from __future__ import annotations
 
@@ -15,41 +13,41 @@ from .tables import NONE, Table, clock_words, counted, escaped, with_interval
 
 _MODES = {"generate": "Generated output", "replay": "Teacher-forced replay", "batch": "Batches"}
 ABOUT = {
-    "generate": "The model's own output. Repetition in it flatters methods that copy from earlier tokens.",
-    "replay": "Reference text is taken as the output; candidates still come from the model's logits.",
+    "generate": "The model's own output. Its repetitions favor methods that copy from earlier tokens.",
+    "replay": "Reference text is teacher-forced as the output; candidates still come from the model's logits.",
     "batch": "Several prompts in one call.",
 }
 HOW = (
-    "MAT: emitted tokens per step, the target's own token included, over all prompts. Without loops: outside stretches "
-    "that repeat themselves exactly.",
+    "MAT: emitted tokens per step, the target's own token included, over all prompts. Without loops: excluding "
+    "passages that repeat exactly.",
     "Speedup: time per token of the baseline / of the method, end to end, over the prompts that both finished. "
     "Tokens/s: all tokens / the time of all prompts, with the median of a prompt's repeats.",
     "95% CI: bootstrap over prompts, 2,000 resamples.",
-    "The order of the methods rotates from prompt to prompt, after a warm-up on a prompt that is not measured. Failed "
-    "runs are counted and left out of the other figures.",
+    "After a warm-up on a prompt that is not measured, the order of the methods rotates from prompt to prompt. Failed "
+    "runs are counted and excluded from the other figures.",
 )
 
 
 def mode_title(mode: str) -> str:
-    """The heading of a mode."""
+    """Return the heading of a mode."""
     return _MODES.get(mode, mode.capitalize())
 
 
 def condition_title(comparison: Comparison) -> str:
-    """Where in the report a comparison stands."""
+    """Return the heading of a comparison's section."""
     batch = f"{comparison.batch} prompts" if comparison.mode == "batch" else ""
     return ", ".join(filter(None, (comparison.run, mode_title(comparison.mode), batch)))
 
 
 def title_of(summary: Summary) -> str:
-    """The heading of a report; it names a clock that is not the usual one."""
+    """Return the heading of a report, with the clock if it is not the default."""
     models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
     clock = "" if summary.clock == "wall" else f", {clock_words(summary.clock)}"
     return f"Decoding methods on {' and '.join(models)}{clock}"
 
 
 def environment_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """An environment as names and texts; unknown values are left out."""
+    """Return an environment as names and texts; unknown values are omitted."""
     facts = {"accelerator": "none", **{key: value for key, value in facts.items() if value is not None}}
 
     def named(*names: str) -> list[str]:
@@ -65,7 +63,7 @@ def environment_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def settings_of(summary: Summary) -> list[tuple[str, str]]:
-    """The settings of the run, as names and texts."""
+    """Return the settings of the run, as names and texts."""
     rows = summary.rows
     main = rows[rows["mode"] != "batch"]
     main = main if len(main) else rows
@@ -83,7 +81,7 @@ def settings_of(summary: Summary) -> list[tuple[str, str]]:
         "most new tokens": _listed(main["max_new_tokens"]),
         "time": clock_words(summary.clock),
         "repeats": _listed(times.map(len)),
-        "spread of repeats": "" if apart is None else f"{apart:.1%} of the median, slowest less fastest",
+        "spread of repeats": "" if apart is None else f"{apart:.1%} of the median, slowest minus fastest",
     }
     return [(name, text) for name, text in lines.items() if text]
 
@@ -92,23 +90,23 @@ def _listed(values: pd.Series) -> str:
     return ", ".join(map(str, sorted(values.dropna().unique())))
 
 
-# Findings, and what a reader must know before believing them
+# Findings and caveats
 
 
 CHEAPER = 1.05
-"""Times MAT above which a speedup is questioned: steps then cost less than the baseline's."""
+"""Factor of MAT above which a speedup gets a caveat: steps then cost less than the baseline's."""
 REPETITIVE = 0.5
-"""Share of repeated 4-grams above which a report says that the output flatters methods that look back."""
+"""Share of repeated 4-grams above which a caveat says that the output favors methods that copy."""
 CLOSE = 1e-3
-"""Margin of logits up to which a divergence in float32 can be a matter of rounding."""
+"""Largest logit margin of a divergence that rounding can explain in float32."""
 
 
 def findings_table(summary: Summary) -> Table | None:
-    """The fastest method of each comparison: by how much, on what, and whether it is ahead of the second."""
+    """Return the fastest method of each comparison, its speedup, its measurements, and its lead over the second."""
     lines = [_fastest(each) for each in summary.main if each.baseline is not None and len(each.speedups)]
     note = (
-        "Speedup end to end. Ahead of the next: speedup over the second-fastest method on the prompts of both; an "
-        "interval that includes 1 does not decide."
+        "End-to-end speedup. Ahead of the next: speedup over the second-fastest method on the prompts of both; if the "
+        "interval includes 1, neither is significantly faster."
     )
     return Table("Fastest method", pd.DataFrame(lines), note, names=2) if lines else None
 
@@ -137,7 +135,7 @@ def _fastest(comparison: Comparison) -> dict[str, str]:
 
 
 def findings_of(summary: Summary) -> list[str]:
-    """What the table of the fastest does not say: losses, and whether outputs are identical."""
+    """Return findings beyond the fastest method: slower methods, identical or different outputs, failures."""
     lines = []
     for comparison in summary.main:
         slower = "; ".join(
@@ -149,16 +147,16 @@ def findings_of(summary: Summary) -> list[str]:
             )
     identical = summary.rows["identical"].dropna()
     if different := int(identical.eq(False).sum()):
-        lines.append(f"{different:,} of {len(identical):,} compared outputs differ from plain decoding's.")
+        lines.append(f"{different:,} of {len(identical):,} compared outputs differ from those of plain decoding.")
     elif len(identical):
-        lines.append(f"All {len(identical):,} compared outputs are identical to plain decoding's.")
+        lines.append(f"All {len(identical):,} compared outputs are identical to those of plain decoding.")
     if failed := len(summary.rows) - len(finished(summary.rows)):
         lines.append(f"{counted(failed, 'run')} failed.")
     return lines
 
 
 def warnings_of(summary: Summary) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Return the caveats about the figures."""
     lines = [*summary.notes]
     for comparison in summary.comparisons:
         lines += _conditions(comparison)
@@ -169,7 +167,7 @@ def warnings_of(summary: Summary) -> list[str]:
 
 
 def _conditions(comparison: Comparison) -> Iterator[str]:
-    """What differs between the rows of a comparison, and what is missing."""
+    """Yield caveats about rows of a comparison that differ in their conditions or are missing."""
     place = condition_title(comparison)
     environments = pd.DataFrame(
         [{**environment, "date": ""} for environment in comparison.rows["environment"]], dtype=object
@@ -177,7 +175,7 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     if differing := [
         f"{key}: {' or '.join(environments[key].unique())}" for key in environments if environments[key].nunique() > 1
     ]:
-        yield f"{place}: rows of several environments ({'; '.join(differing)}), whose times do not compare."
+        yield f"{place}: rows of several environments ({'; '.join(differing)}), whose times are not comparable."
     for key in ("temperature", "max_new_tokens", "seed"):
         if len(values := sorted(comparison.rows[key].astype(str).unique())) > 1:
             yield f"{place}: rows differ in {key} ({', '.join(values)})."
@@ -188,11 +186,11 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     if short := [
         f"{label} ({counts[method]})" for method, label in comparison.labels.items() if counts[method] < every
     ]:
-        yield f"{place}: not every method has all {every} prompts yet: {', '.join(short)}."
+        yield f"{place}: some methods do not have all {every} prompts yet: {', '.join(short)}."
 
 
 def _questions(comparison: Comparison) -> Iterator[str]:
-    """Figures that do not mean what they seem to."""
+    """Yield caveats about misleading figures."""
     odd = [
         f"{comparison.labels[method]} ({speedup:.2f}, MAT {comparison.figures['mat'][method]:.2f})"
         for method, speedup in comparison.speedups.items()
@@ -200,13 +198,13 @@ def _questions(comparison: Comparison) -> Iterator[str]:
     ]
     if odd:
         yield (
-            f"{condition_title(comparison)}: speedup above MAT: {'; '.join(odd)}. Their steps cost less than the "
-            "baseline's, as with prepacked weights, or other programs ran: see `--baseline plain` and "
+            f"{condition_title(comparison)}: speedup above MAT: {'; '.join(odd)}. Either their steps cost less than "
+            "the baseline's, as with prepacked weights, or other programs were running: use `--baseline plain` or "
             "`--clock processor`."
         )
     if comparison.mode == "generate" and (share := comparison.figures["repeated_4grams"].max()) > REPETITIVE:
         yield (
-            f"{condition_title(comparison)}: up to {share:.0%} of the 4-grams are repetitions, which flatters methods "
+            f"{condition_title(comparison)}: up to {share:.0%} of the 4-grams are repetitions, which favors methods "
             "that copy from earlier tokens: see MAT without loops, and replay."
         )
 
@@ -218,6 +216,6 @@ def _far_divergences(summary: Summary) -> Iterator[str]:
     if len(far):
         yield (
             f"{counted(len(far), 'output')} in float32 {'differs' if len(far) == 1 else 'differ'} from plain "
-            f"decoding's by more than rounding explains (margin above {CLOSE:g}): {', '.join(far['label'].unique())}; "
-            f"most on {far['prompt'].iloc[-1]}. This is a bug of the method: report it."
+            f"decoding by more than rounding explains (margin above {CLOSE:g}): {', '.join(far['label'].unique())}; "
+            f"most on {far['prompt'].iloc[-1]}. This is a bug in the method: please report it."
         )

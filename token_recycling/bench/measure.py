@@ -1,16 +1,16 @@
-"""Measure methods on the same items: every method on every item, in an order that rotates, repeated as configured.
+"""Measure methods on the same items: every method on every item, in rotating order, repeated as configured.
 
-What makes the figures honest:
+Measures for fair figures:
 
-- A warm-up on a text that is not measured, by methods that are thrown away, pays for first calls.
-- Every repetition has its own methods. So in each of them an item meets a drafter that has seen the items before it,
-  once each, and never the item itself; and all repetitions do the same work.
-- The order of the methods moves on by one from repetition to repetition and from item to item, so that none always
-  runs on a processor that another has warmed, or slowed. Where methods are given the tokens of `generate`, it is first.
-- A failure is a row with the error.
+- A warm-up on text that is not measured, with methods that are discarded, absorbs the cost of first calls.
+- Every repetition has its own methods. So in each repetition, the drafter has seen every earlier item once and never
+  the current item, and all repetitions do the same work.
+- The order of the methods rotates by one between repetitions and between items, so that no method always runs on a
+  processor that another has warmed up or throttled. If methods decode the tokens of `generate`, `generate` runs first.
+- A failure becomes a row with the error.
 
-Methods first decode the warm-up items, and those that are done when an interrupted workload is resumed, unmeasured, to
-learn what they had learned. Saving what a drafter learned would need to know every drafter.
+Methods first decode the warm-up items, without being measured. When an interrupted workload is resumed, they also
+decode the finished items, to learn the same state again; saving learned state would need code for every drafter.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Repetition = list[Outcome]
 """One decoding of an item: an outcome per turn."""
 
 
-# What is decoded, in which order: workloads of items, each for every method, and notes on what is left out
+# Plan: workloads of items, each for every method, and notes on omissions
 
 
 @dataclass(frozen=True)
 class Item:
-    """Questions that are decoded together, with a row per method: one conversation, or a batch."""
+    """Questions decoded together, with one row per method: one conversation, or a batch."""
 
     questions: tuple[Question, ...]
 
     @property
     def name(self) -> str:
-        """Unique within a workload."""
+        """Name, unique within a workload."""
         return "+".join(question.name for question in self.questions)
 
     @property
@@ -55,22 +55,22 @@ class Item:
 
 @dataclass(frozen=True)
 class Workload:
-    """Methods that decode the same items in the same order; each keeps what it learned from item to item."""
+    """Methods that decode the same items in the same order; each keeps its learned state from item to item."""
 
     mode: str
     specs: tuple[str, ...]
     items: tuple[Item, ...]
     warm_up: tuple[Item, ...] = ()
-    """Decoded first, unmeasured, by methods that learn."""
+    """Items decoded first, without being measured, by methods that learn."""
 
     def keys(self, item: Item) -> list[Key]:
-        """Keys of an item's rows, in order."""
+        """Return the keys of an item's rows, in order."""
         return [(self.mode, spec, item.name) for spec in self.specs]
 
 
 @dataclass
 class BenchmarkPlan:
-    """All workloads of a run, with notes on what is left out."""
+    """All workloads of a run, with notes on omissions."""
 
     workloads: list[Workload] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class BenchmarkPlan:
         return ((workload, item) for workload in self.workloads for item in workload.items)
 
     def keys(self) -> list[list[Key]]:
-        """Keys of the rows of every item."""
+        """Return the keys of the rows of every item."""
         return [workload.keys(item) for workload, item in self.items()]
 
     def calls(self, repeats: int, done: int = 0) -> int:
@@ -89,9 +89,9 @@ class BenchmarkPlan:
 
 
 def plan(options: RunOptions, questions: Sequence[Question]) -> BenchmarkPlan:
-    """Return the workloads: batches, if any are given, else every method on every question, generated and replayed.
+    """Return the workloads: batches, if options have any, else every method on every question, generated and replayed.
 
-    The first `warm_up` questions of every category are not measured. Raises ValueError.
+    The first `warm_up` questions of every category are not measured. Raises ValueError if none are left.
     """
     methods = [parse(spec) for spec in options.methods or DEFAULT]
     if options.batches:
@@ -113,14 +113,14 @@ def plan(options: RunOptions, questions: Sequence[Question]) -> BenchmarkPlan:
 
 
 def _add_replay(benchmark: BenchmarkPlan, methods: Sequence[Method], questions: Sequence[Question]) -> None:
-    """Add a replay: the methods that can, on the questions with a known answer."""
+    """Add a replay: methods that can replay, on questions with a known answer."""
     replayable = [question for question in questions if question.form == "text" or question.references]
     specs: list[str] = []
     for method in methods:
         if method.replayed is not None and not method.forced:
             specs.append(f"{COLD * (method.cold and method.replayed != method.spec)}{method.replayed}")
         elif method.spec != BASELINE and not method.forced:
-            benchmark.notes.append(f"{method.spec} decodes by itself and cannot replay a text: left out there")
+            benchmark.notes.append(f"{method.spec} cannot replay reference text: excluded from replay")
     if missing := len(questions) - len(replayable):
         benchmark.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
     if REPLAY_BASELINE not in specs:
@@ -134,9 +134,9 @@ def _batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Se
     """Plan a workload of batches for every size; a batch has one category."""
     able = [method for method in methods if method.batches]
     unable = [method.spec for method in methods if not method.batches]
-    benchmark = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
+    benchmark = BenchmarkPlan(notes=[f"{spec} decodes one sequence at a time: no batches measured" for spec in unable])
     if any(len(question.turns) > 1 for question in questions):
-        benchmark.notes.append("of conversations only the first turn is decoded in batches")
+        benchmark.notes.append("batches contain only the first turn of conversations")
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.category, []).append(question)
@@ -151,7 +151,7 @@ def _batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Se
 
 
 def _with_baseline(methods: Sequence[Method]) -> tuple[str, ...]:
-    """Add plain `generate` where it is missing: it is the reference of all outputs."""
+    """Return the specs of methods, with `generate` first if it is missing: it is the reference of all outputs."""
     specs = [method.spec for method in methods]
     return tuple(specs if BASELINE in specs else [BASELINE, *specs])
 
@@ -162,8 +162,8 @@ def _with_baseline(methods: Sequence[Method]) -> tuple[str, ...]:
 def decode_item(
     config: BenchmarkConfig, mode: str, method: Method, item: Item, texts: Sequence[Sequence[int]] | None = None
 ) -> Repetition:
-    """Call the method once per turn; raises errors of the method or the prompt. `texts` are the tokens of every turn
-    that a forced method decodes.
+    """Call the method once per turn; raises errors of the method or the prompt. `texts` are the tokens that a forced
+    method decodes, by turn.
     """
     if mode == "batch":
         prompts = [prompt(config, question) for question in item.questions]
@@ -181,7 +181,7 @@ def decode_item(
 def _conversation(
     config: BenchmarkConfig, method: Method, question: Question, texts: Sequence[Sequence[int]] | None
 ) -> Repetition:
-    """Decode a question's turns, one after another, with the method's own earlier answers."""
+    """Decode the turns of a question one after another; earlier turns have the method's own answers."""
     answers: list[str] = []
     outcomes = []
     prediction = None if question.prediction is None else config.ids(question.prediction, special=False)
@@ -198,7 +198,7 @@ def _conversation(
 
 
 def _processor(config: BenchmarkConfig, kind: str, text: str) -> transformers.LogitsProcessor:
-    """Return a new processor for each output, of a grammar compiled once."""
+    """Return a new processor, one per output; the grammar is compiled once."""
     from ..hf.constrain import constrain
 
     return constrain(config.tokenizer, **{kind: text})
@@ -214,7 +214,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True)
 class Event:
-    """A call before it is made, or after."""
+    """A call, before or after it runs."""
 
     workload: Workload
     method: Method
@@ -222,7 +222,7 @@ class Event:
     phase: str
     """`warming up`, `learning` or `measuring`."""
     outcomes: Repetition | Exception | None = None
-    """Result of the call; None before it."""
+    """Result of the call; None before the call."""
 
 
 Hook = Callable[[Event], None]
@@ -235,7 +235,7 @@ def measure(
     environment: dict[str, Any],
     hook: Hook = lambda _: None,
 ) -> None:
-    """Measure what is missing in `store`. `hook` is called before and after every call."""
+    """Measure the items that are missing in `store`. `hook` is called before and after every call."""
     store.open()
     done = store.done
     for workload in benchmark.workloads:
@@ -250,24 +250,24 @@ def measure(
 
 @dataclass
 class WorkloadRun:
-    """A workload while it is measured."""
+    """State of a workload during measurement."""
 
     config: BenchmarkConfig
     workload: Workload
     environment: dict[str, Any]
     hook: Hook
     make: Callable[[str], Method] = parse
-    """Makes a method of a spec."""
+    """Creates a method from a spec."""
 
     def prepare(self, done: int) -> None:
-        """Warm up, and make methods that have learned from the first `done` items."""
+        """Warm up, and create methods that have learned from the first `done` items."""
         workload, repeats = self.workload, range(self.config.repeats)
         short = replace(self.config, max_new_tokens=min(_WARM_UP_TOKENS, self.config.max_new_tokens))
         text = Item((_WARM_UP,) * len(workload.items[0].questions))
         for spec in workload.specs:
             self._call(self.make(spec), 0, text, "warming up", short, [[1] * short.max_new_tokens])
         self._methods = [[self.make(spec) for spec in workload.specs] for _ in repeats]
-        """Of each repetition, in the order of the workload's specs."""
+        """Methods of each repetition, in the order of the workload's specs."""
         first = workload.warm_up
         for index, item in enumerate((*first, *workload.items[:done]), start=-len(first)):
             for methods in self._methods:
@@ -285,7 +285,7 @@ class WorkloadRun:
         return rows
 
     def _conditions(self, method: Method, item: Item) -> Row:
-        """Return what a row says of a method and an item, whatever the outcome."""
+        """Return the keys of a row that do not depend on the outcome."""
         config = self.config
         return {
             "mode": self.workload.mode,
@@ -303,8 +303,8 @@ class WorkloadRun:
     def _divergences(
         self, method: Method, first: Sequence[Repetition | Exception], results: Sequence[Repetition | Exception]
     ) -> list[dict[str, Any] | None] | None:
-        """Return how the repetitions of a method differ from the first of plain `generate`; None where they need not be
-        equal or cannot be compared.
+        """Return the divergences of a method's repetitions from the first one of plain `generate`; None if they need
+        not be equal or cannot be compared.
         """
         specs, needless = self.workload.specs, method.spec == BASELINE or method.forced or self.config.temperature
         if BASELINE not in specs or needless:
@@ -317,7 +317,7 @@ class WorkloadRun:
     def _decode(
         self, methods: Sequence[Method], index: int, item: Item, phase: str, repetition: int = 0
     ) -> list[Repetition | Exception]:
-        """Decode an item by every method of a repetition, those that do not learn left out while others learn."""
+        """Decode an item by every method of a repetition; in the learning phase, skip methods that do not learn."""
         first = (index + repetition) % len(methods)
         order = [*range(first, len(methods)), *range(first)]
         forced = any(method.forced for method in methods)
@@ -351,7 +351,7 @@ class WorkloadRun:
             torch.manual_seed(config.seed + index)
         try:
             if method.forced and texts is None:
-                raise ValueError(f"{BASELINE} failed, so that there is no output to decode")
+                raise ValueError(f"{BASELINE} failed, so there is no output to decode")
             outcomes: Repetition | Exception = decode_item(
                 config, self.workload.mode, method, item, texts if method.forced else None
             )
@@ -361,7 +361,7 @@ class WorkloadRun:
         return outcomes
 
 
-# Where outputs differ from the baseline's, and by how much
+# Divergence from the baseline's output
 
 
 def divergence_of(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
@@ -379,14 +379,12 @@ class Divergence:
     """The first divergence of two outputs of one model."""
 
     place: int
-    """Index of the first token that differs, counted from the end of the prompt."""
+    """Index of the first different token, counted from the end of the prompt."""
     margin: float | None
-    """The model's logit of `expected` minus that of `got`: in near-ties rounding decides. None where an output has
-    ended.
-    """
+    """The model's logit of `expected` minus that of `got`; small in near-ties. None if an output has ended there."""
     expected: int | None
     got: int | None
-    """The two tokens there; None where an output has ended."""
+    """The two tokens at this position; None if an output has ended."""
 
 
 @torch.no_grad()

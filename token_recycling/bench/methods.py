@@ -1,17 +1,17 @@
-"""What is measured: any drafter in our loop, and transformers' own decoding.
+"""Decoding methods: any drafter in our loop, and transformers' own decoding.
 
-A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
-names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`. Two prefixes change a
-method: `cold:` makes it forget everything after every prompt, and `forced:` gives it the tokens of `generate`, so that
-both decode the same text in 16 bits too.
+A method is written like a drafter (`recycling:tree=16`), so new drafters are methods without any code here. The methods
+of transformers are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`. Two prefixes change a method:
+`cold:` resets it after every prompt, and `forced:` makes it decode the tokens of `generate`, so that both have the same
+output in 16 bits too.
 
-`oracle:model=FOLDER` is the oracle of SpecDec++ (Huang et al., 2405.19715, lemma 2.1): a draft model that knows the
-target's output in hindsight, and drafts up to the token before the first one that would be rejected. Nothing is
-discarded, and the target makes the fewest possible passes. It is an upper bound, and only a benchmark can have it.
+`oracle:model=FOLDER` is the oracle of SpecDec++ (Huang et al., 2405.19715, lemma 2.1): a draft model that has the
+target's output in hindsight, and stops drafting before the first token that would be rejected. Nothing is discarded,
+and the target makes the fewest possible forward passes. The oracle is an upper bound that exists only in benchmarks.
 
-A method decodes one call after another, with the same clock: whole calls are timed, with the device synchronized at
-both ends. The prefill is the time to the end of the first forward pass, which emits the first tokens; our loop reports
-it. So steps are all forward passes, and decoding time lacks that of the first.
+All methods are timed alike: whole calls, with the device synchronized at both ends. The prefill is the time to the end
+of the first forward pass, which emits the first tokens; our loop reports it. So steps count all forward passes, and
+decoding time excludes the first one.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from ..trees.draft import Context
 from .data import BASELINE, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE
 
 DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "recycling")
-"""Default methods; `published` is Token Recycling as published."""
+"""Default methods; `published` is Token Recycling as in the paper."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a method is asked to decode."""
+    """One call to decode."""
 
     arguments: dict[str, Any]
     """Arguments of `model.generate`: a prompt or a padded batch of them."""
     reference: torch.Tensor | None = None
-    """(length,) tokens to decode as if the model had chosen them (teacher forcing); None: its own choice."""
+    """(length,) tokens to decode by teacher forcing; None: the model selects tokens."""
     hints: Hints = NO_HINTS
 
     @property
     def prompts(self) -> list[torch.Tensor]:
-        """(length,) ids of each prompt, without padding."""
+        """Ids (length,) of each prompt, without padding."""
         ids, mask = self.arguments["input_ids"], self.arguments.get("attention_mask")
         return list(ids) if mask is None else [row[read.bool()] for row, read in zip(ids, mask, strict=True)]
 
@@ -74,46 +74,46 @@ class Outcome:
     """Outcome of one call, for one sequence or a batch."""
 
     prompts: list[torch.Tensor]
-    """(length,) ids of each prompt."""
+    """Ids (length,) of each prompt."""
     tokens: list[list[int]]
     """Output tokens of each sequence."""
     lengths: list[int] | None
-    """Tokens of every step, in order; None for a batch."""
+    """Number of tokens of every step, in order; None for a batch."""
     steps: int
     """Forward passes that emitted tokens, counted per sequence."""
     prefill_seconds: float
     seconds: float
-    """Of decoding after the first forward pass."""
+    """Decoding time after the first forward pass."""
     total_seconds: float
-    """Of the whole call."""
+    """Time of the whole call."""
     processor_seconds: float
-    """Processor time of the whole call, of all threads of this process; other processes hardly change it."""
+    """Processor time of the whole call over all threads of this process; other processes hardly affect it."""
     stats: Stats | None = None
-    """Of our own loop; None for transformers' decoding."""
+    """Statistics of our own loop; None for transformers' decoding."""
 
     @property
     def first_tokens(self) -> int:
-        """Tokens of the first forward pass: one per sequence, or more where it verified a draft."""
+        """Tokens of the first forward pass: one per sequence, or more if it verified a draft."""
         if self.stats is not None:
             return self.stats.first_tokens
         return sum(map(bool, self.tokens)) if self.lengths is None else sum(self.lengths[:1])
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first forward pass / seconds of decoding; 0 without any."""
+        """Tokens after the first forward pass / seconds of decoding; 0 if there are none."""
         tokens = sum(map(len, self.tokens)) - self.first_tokens
         return tokens / self.seconds if tokens > 0 else 0.0
 
 
 class Stopwatch:
-    """Elapsed and processor time since it was made, read when the device has finished."""
+    """Measures elapsed and processor time since its creation; a reading waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._began = self._now()
 
     def read(self) -> tuple[float, float]:
-        """Return elapsed seconds, and processor seconds."""
+        """Return elapsed seconds and processor seconds."""
         seconds, processor = self._now()
         return seconds - self._began[0], processor - self._began[1]
 
@@ -123,33 +123,33 @@ class Stopwatch:
 
 
 class Method:
-    """A decoding method, which decodes one call after another and keeps what it learns until it is reset."""
+    """A decoding method; it keeps learned state from call to call until it is reset."""
 
     spec: str
-    """As written by the user."""
+    """The spec as written by the user."""
     label: str
-    """For a person."""
+    """Display name."""
     cold = False
-    """Whether everything is forgotten after every prompt."""
+    """Whether the method is reset after every prompt."""
     forced = False
-    """Whether it decodes the tokens of `generate` instead of its own."""
+    """Whether the method decodes the tokens of `generate` instead of its own."""
     batches = False
-    """Whether it decodes several sequences at once."""
+    """Whether the method can decode batches of sequences."""
     remembers = False
-    """Whether its drafts may depend on earlier prompts."""
+    """Whether drafts may depend on earlier prompts."""
     draft_model = ""
-    """Folder or name of a model that it needs."""
+    """Folder or hub name of the draft model, if the method needs one."""
 
     @property
     def replayed(self) -> str | None:
-        """Spec of the method that replays a given text as this one would, if there is one."""
+        """Spec of the method that replays reference text as this method would, or None."""
         return self.spec
 
     def reset(self) -> None:
-        """Forget everything learned."""
+        """Discard all learned state."""
 
     def hints(self, model: PreTrainedModel, prediction: torch.Tensor | None, turns: int) -> Hints:
-        """Return hints for a conversation of that many turns, with perhaps a predicted answer (n,)."""
+        """Return hints for a conversation of `turns` turns, with an optional predicted answer (n,)."""
         return NO_HINTS
 
     def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
@@ -163,8 +163,8 @@ class Drafted(Method):
     batches = True
 
     def __init__(self, spec: str, fast: Fast = "auto", **options: Any) -> None:
-        """`fast`: see `accelerate`; `options`: further options of the drafter. Raises ValueError or TypeError as
-        `make_drafter` does.
+        """Create the drafter; `fast`: see `accelerate`; `options`: further options of the drafter. Raises ValueError or
+        TypeError like `make_drafter`.
         """
         self.spec, self._fast, self._make = spec, fast, lambda: make_drafter(spec, **options)
         name, _, written = spec.partition(":")
@@ -178,7 +178,7 @@ class Drafted(Method):
         self.drafter = self._make()
 
     def hints(self, model: PreTrainedModel, prediction: torch.Tensor | None, turns: int) -> Hints:
-        """Return the prediction, if the drafter takes one, and a prefix cache for later turns."""
+        """Return the prediction, if the drafter supports one, and a prefix cache for later turns."""
         prefixes = None
         if turns > 1:
             target = ready(model)
@@ -200,7 +200,7 @@ class Drafted(Method):
 
 
 class Transformers(Method):
-    """transformers' own decoding with further arguments of `generate`; nothing is kept from prompt to prompt."""
+    """transformers' own decoding with further arguments of `generate`; it keeps no state between prompts."""
 
     def __init__(
         self, spec: str, label: str, replayed: str | None = None, batches: bool = False, **arguments: Any
@@ -215,8 +215,8 @@ class Transformers(Method):
 
     def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
         if call.reference is not None:
-            raise ValueError(f"{self.spec} chooses its tokens itself and cannot replay a text")
-        # Every step of plain decoding emits one token per sequence; other methods report theirs to a streamer.
+            raise ValueError(f"{self.spec} selects tokens itself and cannot replay reference text")
+        # A step of plain decoding emits one token per sequence; other methods report their steps to a streamer.
         recorder = StepRecorder() if self._arguments else None
         prefill: list[float] = []
 
@@ -268,7 +268,7 @@ def _assistant(folder: str, dtype: torch.dtype, device: torch.device) -> PreTrai
 
 
 class Oracle(Drafted):
-    """A draft model that knows in hindsight how long to draft. The output is decoded once before, untimed."""
+    """A draft model with the optimal draft length in hindsight. The output is first decoded once, untimed."""
 
     remembers, batches = False, False
 
@@ -279,7 +279,7 @@ class Oracle(Drafted):
 
     def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
         if call.arguments.get("do_sample"):
-            raise ValueError("the oracle needs greedy decoding, got sampling: samples are not known in advance")
+            raise ValueError("the oracle needs greedy decoding, got sampling: sampled tokens are not known in advance")
         (prompt,) = call.prompts
         known = model.generate(**call.arguments)[0] if call.reference is None else torch.cat([prompt, call.reference])
         assert isinstance(self.drafter, Hindsight)
@@ -289,12 +289,12 @@ class Oracle(Drafted):
 
 @dataclass
 class Hindsight(DraftModelOption, ModelDrafter):
-    """Drafts the draft model's choices as long as they equal the known output."""
+    """Drafts the draft model's tokens as long as they equal the known output."""
 
     name = HINDSIGHT
 
     def knows(self, text: torch.Tensor) -> None:
-        """Set the next sequence (length,), prompt included."""
+        """Set the known next sequence (length,), prompt included."""
         self._text = text
 
     def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
@@ -315,7 +315,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
 
 @torch.no_grad()
 def _choices(model: Target, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Return the model's argmax after every token of `text` (length,) but the last, as far as it can read."""
+    """Return the model's argmax after every token of `text` (length,) except the last, up to its maximum length."""
     text = text.clamp(max=model.embedded - 1)[: model.max_length]
     if len(text) < 2:
         return text[:0]
@@ -324,7 +324,7 @@ def _choices(model: Target, text: torch.Tensor, vocabulary: int) -> torch.Tensor
 
 
 def _run_lengths(agreed: torch.Tensor) -> list[int]:
-    """Return for every position the number of consecutive true values from there on."""
+    """Return, for every position, the number of consecutive true values that start there."""
     runs, length = [], 0
     for same in reversed(agreed.tolist()):
         length = length + 1 if same else 0
@@ -333,14 +333,14 @@ def _run_lengths(agreed: torch.Tensor) -> list[int]:
 
 
 class ReplaySelector(TokenSelector):
-    """Chooses the reference text token by token. The model's own choice is made too, so that it costs the same."""
+    """Selects the reference text token by token. The model's own selection also runs, so that the cost is the same."""
 
     def __init__(self, sequence: TokenSequence, reference: torch.Tensor, processors: LogitsProcessorList) -> None:
         """`reference` (length,): the tokens after the prompt."""
         super().__init__(sequence, processors, sample=False)  # drafts follow the grammar of a processor
         self._own = TokenSelector(sequence, processors, sample=False)
         self._start, self._reference = sequence.length, reference.tolist()
-        self.greedy = self.at_every_node = False  # so that every choice is made here, on accelerators too
+        self.greedy = self.at_every_node = False  # so that this object selects every token, on accelerators too
 
     def __call__(self, logits: torch.Tensor) -> int:
         self._own(logits)
@@ -348,10 +348,10 @@ class ReplaySelector(TokenSelector):
 
 
 def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
-    """Decode the reference of a call after its prompt; raises UnsupportedModelError as `accelerate` does.
+    """Decode the reference of a call after its prompt; raises UnsupportedModelError like `accelerate`.
 
-    The target reads drafts and text as usual, and drafters learn from its logits as usual; only the choice at each node
-    on the path is the reference's next token.
+    Drafting, verification and learning run as usual; only the token selected at each node of the accepted path is the
+    reference's next token.
     """
     assert call.reference is not None
     (prompt,), reference = call.prompts, call.reference
@@ -374,7 +374,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
 def _outcome(
     call: Call, tokens: list[list[int]], lengths: list[int] | None, stats: Stats, seconds: float, processor: float
 ) -> Outcome:
-    """Return the outcome of a call in our loop."""
+    """Return the outcome of a call decoded in our loop."""
     return Outcome(
         prompts=call.prompts,
         tokens=tokens,
@@ -389,7 +389,7 @@ def _outcome(
 
 
 def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float, float]:
-    """Return the new tokens of every sequence, end of sequence included, elapsed and processor seconds."""
+    """Return the new tokens of every sequence (end of sequence included), elapsed and processor seconds."""
     watch = Stopwatch(model.device)
     sequences = model.generate(**arguments)
     seconds, processor = watch.read()
@@ -403,11 +403,11 @@ def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[
 
 
 def parse(spec: str) -> Method:
-    """Return a new method that has learned nothing, as a user wrote it; raises ValueError or TypeError."""
+    """Return a new method without learned state for a user's spec; raises ValueError or TypeError."""
     if spec.startswith(FORCED):
         method = parse(spec.removeprefix(FORCED))
         if method.replayed != method.spec:
-            raise ValueError(f"{FORCED} needs a drafter, which can decode a given text, got {spec!r}")
+            raise ValueError(f"{FORCED} needs a drafter, which can decode reference text, got {spec!r}")
         method.spec, method.label, method.forced = spec, f"{method.label}, forced", True
         return method
     if spec.startswith(COLD):
@@ -420,7 +420,7 @@ def parse(spec: str) -> Method:
         options = written_options(name, text, known=names)
         check_known(name, options, names)
         return make(spec, options)
-    # Those of other packages are asked for last: they are listed in the metadata of all that is installed.
+    # Check drafters of other packages last: listing them reads the metadata of all installed packages.
     if name not in own_names() and name not in drafter_names():
         raise ValueError(f"a method must be one of {', '.join((*_NAMED, *drafter_names()))}, got {name!r}")
     return Drafted(spec)
@@ -446,7 +446,7 @@ _NAMED: dict[str, tuple[tuple[str, ...], Callable[[str, dict[str, str]], Method]
     ),
     HINDSIGHT: (("model",), lambda spec, options: Oracle(spec, _folder(spec, options))),
 }
-"""Methods that are no drafters: option names, and a function of the spec and the options."""
+"""Methods that are not drafters: option names, and a function of the spec and the options."""
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:

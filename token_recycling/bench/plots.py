@@ -1,7 +1,7 @@
-"""The plots of a report, and how they look: one colour and one marker for a method everywhere.
+"""Plots of a report, and their style: each method has one color and one marker in all plots.
 
-The palette was chosen for the largest least distance between any two colours under normal vision and simulated
-protanopia, deuteranopia and tritanopia. The same rows give the same bytes.
+The palette maximizes the smallest distance between any two colors under normal vision and simulated protanopia,
+deuteranopia and tritanopia. The same rows give byte-identical files.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GREY, GRID = "#7d8691", "#dfe3e8"
 PALETTE = ["#2f5fc4", "#f08a10", "#3fa79f", "#a82418", "#d07be6", "#8f9f5a", "#56386c", "#894748"]
 MARKERS = "osD^vph<"
 WIDTH = 5.4
-"""Inches."""
+"""Width of a drawing in inches."""
 _RANKS, _DEPTHS = 10, 12
-"""Limits of the plot of acceptance."""
+"""Number of ranks and depths in the plot of acceptance."""
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -46,19 +46,19 @@ _STYLE: Any = {
     "svg.fonttype": "path",
 }
 styled = matplotlib.rc_context(_STYLE)
-"""Decorates functions that draw."""
+"""Decorator that applies the style to functions that draw."""
 
 
 class Look(NamedTuple):
-    """Colour and marker of a method."""
+    """Color and marker of a method."""
 
     colour: str
     marker: str
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Return a look for every method, in their order: grey for the baselines; beyond the palette colours repeat with
-    other markers.
+    """Return a look for every method, in order: gray for the baselines; beyond the palette, colors repeat with other
+    markers.
     """
     chosen = dict.fromkeys(methods, Look(GREY, "o"))
     for index, method in enumerate(method for method in chosen if method not in BASELINES):
@@ -69,17 +69,17 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing with the words that go with it."""
+    """A drawing with its name, title and caption."""
 
     name: str
-    """Of the file, without ending."""
+    """File name without extension."""
     title: str
     caption: str
-    """What is shown and how to read it, in plain sentences."""
+    """Description of the plot and how to read it, in plain sentences."""
     drawing: Figure
 
     def save(self, folder: Path) -> Path:
-        """Write the SVG file: text as outlines, without a date, so that the same rows give the same bytes."""
+        """Write the SVG file: text as outlines and no date, so that the same rows give the same bytes."""
         path = folder / f"{self.name}.svg"
         FigureCanvasSVG(self.drawing)
         with matplotlib.rc_context({**_STYLE, "svg.hashsalt": self.name}):
@@ -88,13 +88,13 @@ class Plot:
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tuple[Figure, list[Axes]]:
-    """Return a drawing of the common width, and its axes row by row."""
+    """Return a drawing of the common width, and its axes in row order."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **extra).flat)
 
 
 def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
-    """Add the legend of `handles` and of what has a label, above a drawing: two columns where labels are short."""
+    """Add a legend of `handles` and of labeled artists above a drawing, in two columns if labels are short."""
     own, _ = axes.get_legend_handles_labels()
     every = [*handles, *own]
     labels = [str(handle.get_label()) for handle in every]
@@ -105,8 +105,8 @@ def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
 
 @styled
 def speedups(comparison: Comparison, every: Iterable[str]) -> Plot | None:
-    """Draw a dot for each method and category, with a line over the middle half of the prompts, the fastest first;
-    `every` method of the report has its colour. None where there are no speedups.
+    """Draw a dot for each method and category, with a line over the middle half of the prompts, fastest first. `every`
+    lists all methods of the report, which determine the colors. Returns None if there are no speedups.
     """
     look_of, baseline = looks(every), comparison.baseline
     shown = comparison.figures["speedup"].dropna().drop(index=baseline or [])
@@ -136,7 +136,7 @@ def speedups(comparison: Comparison, every: Iterable[str]) -> Plot | None:
 
 @styled
 def acceptance(comparison: Comparison) -> Plot | None:
-    """Draw a panel for each method that drafts: rows are depths, columns ranks; None where nothing was drafted."""
+    """Draw a panel for each method that drafts: rows are depths, columns ranks; None if nothing was drafted."""
     shares = comparison.acceptance
     methods = [method for method in comparison.labels if method in shares.index.get_level_values("method")]
     if not methods:
@@ -159,17 +159,17 @@ def acceptance(comparison: Comparison) -> Plot | None:
     figure.supxlabel("rank among the candidates of the parent", fontsize=9)
     figure.supylabel("depth", fontsize=9)
     caption = (
-        "Accepted nodes as a share of the drafted ones whose parent was accepted; blank where nothing was drafted. "
-        f"Depths beyond {_DEPTHS} and ranks beyond {_RANKS - 1} are left out."
+        "Accepted nodes as a fraction of drafted nodes whose parent was accepted; blank where nothing was drafted. "
+        f"Depths beyond {_DEPTHS} and ranks beyond {_RANKS - 1} are omitted."
     )
     return Plot(f"acceptance_{comparison.mode}", "Acceptance by depth and rank", caption, figure)
 
 
 @styled
 def calibration(bins: Sequence[tuple[int, float, float]], rejection_weight: float) -> Plot:
-    """Draw the predictions of an acceptance head against the acceptance that follows (SpecDec++).
+    """Draw the predictions of an acceptance head against the observed acceptance (SpecDec++).
 
-    `bins` are numbers of tokens, mean prediction and mean acceptance; `rejection_weight` is that of training.
+    `bins` are numbers of tokens, mean prediction and mean acceptance; `rejection_weight` is the weight in training.
     """
     figure, (top, bottom) = canvas(4.2, 2, 1, sharex=True, height_ratios=[3, 1])
     acceptances = [percent / 100 for percent in range(101)]

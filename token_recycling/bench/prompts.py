@@ -1,4 +1,4 @@
-"""From questions to the token ids that a model is given, and how many tokens may follow them."""
+"""Conversion of questions to prompts in token ids, and the number of tokens that may follow."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class BenchmarkConfig:
     tokenizer: PreTrainedTokenizerBase
     max_new_tokens: int
     chat: bool = False
-    """Whether the chat template is used, except for texts to continue."""
+    """Whether prompts use the chat template; raw texts to continue never do."""
     repeats: int = 1
     seed: int = 0
     temperature: float = 0.0
 
     @property
     def context(self) -> int | None:
-        """The model's context length, if its configuration states it."""
+        """Context length of the model, if its configuration states it."""
         return context_length(self.model)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`: greedy, or sampling from all tokens, where transformers' default would be the top
-        50. The model's own configuration is not used (`without_own_choices`).
+        """Sampling arguments of `generate`: greedy, or sampling from all tokens (transformers' default is the top 50).
+        The model's own configuration is not used (`without_own_choices`).
         """
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_p": 1.0, "top_k": 0}
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
-        """(length,) int64 on the CPU."""
+        """Return the ids of text, (length,) int64 on the CPU."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=special)["input_ids"], dtype=torch.long)
 
     def decoded(self, tokens: Sequence[int]) -> str:
-        """Tokens as text, without special tokens."""
+        """Return tokens as text, without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def arguments(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> dict[str, Any]:
@@ -72,12 +72,12 @@ class BenchmarkConfig:
 
 
 def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
-    """Return the ids (length,) of the turn after these answers, and how many tokens may follow.
+    """Return the ids (length,) of the turn after these answers, and the number of tokens that may follow.
 
-    A conversation goes through the tokenizer's chat template; where there is none, or it is not wanted, its turns are
-    written as `User: ...` and `Assistant:` lines. A single prompt goes through the template too, else as it is; a text
-    to continue always goes as it is. A question is never cut: raises PromptTooLongError for one that leaves no space in
-    the model's context. A text that is too long is continued from an earlier token.
+    With `config.chat`, conversations and single prompts go through the tokenizer's chat template. Otherwise the turns
+    of a conversation become `User: ...` and `Assistant:` lines, and a single prompt is used unchanged. A text to
+    continue is always used unchanged. A text that is too long is cut and continued from an earlier token; a question is
+    never cut: raises PromptTooLongError if it leaves no space in the model's context.
     """
     ids = _encoded(config, question, answers)
     if config.context is None:
@@ -93,10 +93,10 @@ def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] =
 
 
 def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return for every turn with a known answer the ids of prompt and answer, cut at `max_new_tokens`.
+    """Return the ids of prompt and answer for every turn with a known answer; answers are cut at `max_new_tokens`.
 
-    Of a text to continue the first half is the prompt and the second the answer. Earlier turns of a conversation have
-    their known answers.
+    For a text to continue, the first half is the prompt and the second half the answer. Earlier turns of a conversation
+    contain their known answers.
     """
     if question.form == "text" and not question.references:
         ids = _encoded(config, question)
@@ -114,7 +114,7 @@ def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Te
 
 
 def _longest_text(config: BenchmarkConfig) -> int:
-    """Return the most tokens of a text to continue that leave space for all new tokens."""
+    """Return the maximum prompt length of a text to continue that leaves space for all new tokens."""
     assert config.context is not None
     return max(1, config.context - config.max_new_tokens)
 
@@ -126,7 +126,7 @@ def _encoded(config: BenchmarkConfig, question: Question, answers: Sequence[str]
         for answer, turn in zip(answers, turns[1:], strict=True):
             messages += [{"role": "assistant", "content": answer.strip()}, {"role": "user", "content": turn}]
         text = config.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return config.ids(str(text), special=False)  # a template writes the special tokens itself
+        return config.ids(str(text), special=False)  # the template adds the special tokens itself
     if question.form != "turns":
         return config.ids(turns[0])
     lines = [f"User: {turn}\nAssistant:" for turn in turns]

@@ -1,6 +1,6 @@
-"""A report of what was measured, from `rows.jsonl` alone, as Markdown: in the terminal and as `report.md` with plots.
+"""Report of a benchmark, from `rows.jsonl` only, as Markdown: in the terminal and as `report.md` with plots.
 
-The same rows give the same files, byte by byte.
+The same rows give byte-identical files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .tables import (
 
 @dataclass
 class Section:
-    """A part of a report: what was measured in one way."""
+    """A section of a report: measurements of one kind."""
 
     title: str
     text: str
@@ -48,10 +48,10 @@ class Section:
 
 
 def write(folder: Path, baseline: str | None = None, clock: str = "wall") -> tuple[str, list[Path]]:
-    """Write the report of a folder of measurements into it; returns its text and the files written.
+    """Write the report of a folder of measurements into the folder; returns the text and the files written.
 
-    `baseline` is the method that speedups refer to; otherwise transformers' `generate`, or plain decoding where that
-    was not measured. `clock` is "wall" or "processor". Raises ValueError for a folder without measurements.
+    `baseline` is the method that speedups refer to, by default transformers' `generate`, or plain decoding if that was
+    not measured. `clock` is "wall" or "processor". Raises ValueError for a folder without measurements.
     """
     summary = read(folder, baseline, clock)
     sections = sections_of(summary)
@@ -65,7 +65,7 @@ def write(folder: Path, baseline: str | None = None, clock: str = "wall") -> tup
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """Every figure as a plain value, for JSON."""
+    """Return every figure as a plain value, for JSON."""
     fastest = findings_table(summary)
     return {
         "environments": summary.environments,
@@ -78,7 +78,7 @@ def as_dict(summary: Summary) -> dict[str, Any]:
 
 
 def sections_of(summary: Summary) -> list[Section]:
-    """Return all parts of a report."""
+    """Return all sections of a report."""
     clock, sections = summary.clock, []
     for comparison in summary.main:
         tables = (
@@ -101,12 +101,12 @@ def sections_of(summary: Summary) -> list[Section]:
 
 
 def _section(title: str, text: str, tables: Iterable[Table | None], drawings: Iterable[Plot | None]) -> Section:
-    """Return a section without the tables and plots that the rows have no figures for."""
+    """Return a section; tables and plots without figures are omitted."""
     return Section(title, text, [table for table in tables if table], [plot for plot in drawings if plot])
 
 
 def markdown(summary: Summary, sections: Sequence[Section]) -> str:
-    """The report. Everything from the rows is escaped: labels and messages of errors are other people's text."""
+    """Return the report. Everything from the rows is escaped, since labels and error messages are untrusted text."""
     return "\n\n".join(_paragraphs(summary, sections)) + "\n"
 
 
@@ -117,7 +117,7 @@ def _paragraphs(summary: Summary, sections: Sequence[Section]) -> Iterator[str]:
     if findings := findings_of(summary):
         yield _list(findings)
     if warnings := warnings_of(summary):
-        yield "**Before believing it**"
+        yield "**Caveats**"
         yield _list(warnings)
     for section in sections:
         yield f"## {escaped(section.title)}"
@@ -130,7 +130,7 @@ def _paragraphs(summary: Summary, sections: Sequence[Section]) -> Iterator[str]:
             yield f"### {plot.title}"
             yield escaped(plot.caption)
             yield f"![{plot.title}](plots/{plot.name}.svg)"
-    yield "## How it was measured"
+    yield "## Method"
     for facts in [*map(environment_of, summary.environments), settings_of(summary)]:
         yield "\n".join(f"- {name}: {escaped(text)}" for name, text in facts)
     yield "\n".join(f"- {line}" for line in HOW)

@@ -1,4 +1,4 @@
-"""One run: its options become a plan, an estimate of its time, and rows in a folder."""
+"""One run: converts its options to a plan and a time estimate, and writes rows into a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED = (
     *("machine", "cpu", "threads", "accelerator", "python", "torch", "transformers", "token_recycling"),
     *("model_fingerprint", "dtype", "commit"),
 )
-"""Facts of the environment that must not change within a folder."""
+"""Keys of the environment that must not change within a folder."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NO_CHOICES = {"_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"}
 """Keys of a generation configuration that do not affect token selection."""
@@ -39,29 +39,29 @@ class Prepared(NamedTuple):
 
 
 class Session:
-    """One run. Its model is loaded for the estimate and again for the measurement, and cached while the next run shares
-    it: models of several dtypes are never held at once.
+    """One run. The model is loaded for the estimate and again for the measurement, and cached while the next run uses
+    the same model: models of several dtypes are never in memory simultaneously.
     """
 
     def __init__(
         self, model: str, options: RunOptions, folder: Path, device: str | None = None, fresh: bool = False
     ) -> None:
-        """Raise ValueError or OSError for what cannot be measured, and for a folder with rows of another run; `fresh`
-        deletes those.
+        """Prepare the run; raises ValueError or OSError if it cannot be measured, or if the folder has rows of another
+        run, which `fresh` deletes.
         """
         self.folder, self.options = folder, options
         self._model, self._device, self._fresh = model, device, fresh
         self.notes: list[str] = []
-        """What was chosen or left out, for the user."""
+        """Notes for the user on automatic choices and omissions."""
         prepared = self._prepared()
         self.items, self.done = len(prepared.plan.keys()), prepared.store.done
         self.seconds_left = seconds_of(prepared.config, prepared.plan, self.done)
-        """An upper bound: no method is faster than plain decoding."""
+        """Upper bound, which assumes that no method is faster than plain decoding."""
 
     def measure(
         self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda benchmark, done: lambda event: None
     ) -> None:
-        """Measure what is missing in the folder; `hook_of` makes the hook called before and after every call."""
+        """Measure items missing in the folder; `hook_of` creates the hook that is called before and after each call."""
         config, benchmark, where, store = self._prepared()
         try:
             measure(config, benchmark, store, where, hook_of(benchmark, store.done))
@@ -74,7 +74,7 @@ class Session:
         for spec in options.methods:
             if draft_model := parse(spec).draft_model:
                 loading.check_source(draft_model)
-        # Check data and plan before the model is loaded.
+        # Check data and plan before loading the model.
         plan(options, load(options.data, limit))
         loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
         chat = loading.uses_chat(loaded, options.chat)
@@ -89,9 +89,9 @@ class Session:
             temperature=options.temperature,
         )
         if chat and options.chat is None:
-            self.notes.append("prompts go through the tokenizer's chat template; --raw gives them as they are")
+            self.notes.append("prompts go through the tokenizer's chat template; --raw passes them unchanged")
         if own := without_own_choices(loaded.model):
-            self.notes.append(f"left out of the model's own generation configuration: {', '.join(own)}")
+            self.notes.append(f"ignored settings of the model's own generation configuration: {', '.join(own)}")
         self.notes += [*benchmark.notes, *what_does_not_fit(config, questions)]
         where = environment(loaded.model, self._model)
         if self._fresh:
@@ -108,10 +108,10 @@ def _loaded(
 
 
 def without_own_choices(model: PreTrainedModel) -> list[str]:
-    """Remove everything but token ids from the model's generation configuration; return what it stated.
+    """Remove everything except token ids from the model's generation configuration; return the removed settings.
 
-    A model's default penalties and filters change token selection for all methods alike. Figures would depend on them,
-    and not compare with those of other models and of papers, which decode by temperature only.
+    A model's default penalties and filters change token selection for all methods alike. Figures would depend on them
+    and would not be comparable with other models and with papers, which decode with a temperature only.
     """
     own = model.generation_config.to_diff_dict()
     model.generation_config = GenerationConfig(**{name: own.pop(name, None) for name in _IDS})
@@ -119,7 +119,7 @@ def without_own_choices(model: PreTrainedModel) -> list[str]:
 
 
 def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
-    """Return notes on questions whose first turn is too long, which will fail, and on texts that are cut."""
+    """Return notes on questions that will fail because their first turn is too long, and on texts that are cut."""
     if config.context is None:
         return []
     failing = cut = 0
@@ -136,14 +136,14 @@ def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) ->
             "and count as failures"
         )
     if cut:
-        notes.append(f"{cut} of {len(questions)} texts are continued from an earlier place, so that they fit")
+        notes.append(f"{cut} of {len(questions)} texts are cut and continued from an earlier token to fit the context")
     return notes
 
 
 def settings(
     config: BenchmarkConfig, questions: Sequence[Question], benchmark: BenchmarkPlan, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings that rows of one folder must share."""
+    """Return the settings that all rows of a folder must share."""
     return {
         "questions": f"{len(questions)}, {digest(questions)}",
         "workloads": [[workload.mode, len(workload.items), *workload.specs] for workload in benchmark.workloads],
@@ -160,8 +160,8 @@ _ESTIMATED_PROMPT, _ESTIMATED_TOKENS = 256, 9
 
 
 def seconds_of(config: BenchmarkConfig, benchmark: BenchmarkPlan, done: int) -> float:
-    """Return an upper bound of the seconds for everything after the first `done` items: every method as slow as
-    `generate`, every output as long as allowed.
+    """Return an upper bound of the seconds for all items after the first `done`, if every method is as slow as
+    `generate` and every output has the maximum length.
     """
     remaining = list(benchmark.items())[done:]
     if not remaining:

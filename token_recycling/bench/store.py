@@ -1,8 +1,8 @@
-"""A folder of results: `rows.jsonl`, to which rows are only ever added, and `settings.json`, which says what they are.
+"""A folder of results: `rows.jsonl`, to which rows are only appended, and `settings.json`, which describes them.
 
-An interrupted run resumes if everything is as it was: settings, data, model, machine and versions. The rows of one
-item, a prompt or a batch, are written together when all its methods are measured; an item of which only a part reached
-the disk is measured again. So rows are neither lost nor doubled nor mixed.
+An interrupted run can resume if settings, data, model, machine and versions are unchanged. The rows of one item (a
+prompt or a batch) are written together when all its methods are measured; an item that reached the disk only partially
+is measured again. So rows are neither lost, duplicated nor mixed.
 
 Keys of a row; those that do not apply are null:
 
@@ -10,11 +10,11 @@ Keys of a row; those that do not apply are null:
 - `method`, `label`, `prompt`, `category`, `batch`: method as given, display name, unique prompt name, task, batch
   size
 - `prompt_tokens`, `tokens`, `first_tokens`, `steps`, `mat`: over all turns, or all sequences of a batch
-- `loop_tokens`, `loop_steps`, `repeated_4grams`: in repeating stretches; share of 4-grams seen before
+- `loop_tokens`, `loop_steps`, `repeated_4grams`: tokens and steps in loops; share of 4-grams that occurred before
 - `seconds`, `prefill_seconds`, `total_seconds`, `processor_seconds`: decoding, prefill, whole call, processor time;
   one per repeat
-- `turns`, `last_prefill_seconds`: turns of a conversation; time to first token of the last one, one per repeat
-- `parts`, `drafted`, `discarded`: seconds by part of a step; tokens
+- `turns`, `last_prefill_seconds`: turns of a conversation; time to first token of the last turn, one per repeat
+- `parts`, `drafted`, `discarded`: seconds by part of a step; drafted tokens; discarded tokens
 - `lengths`, `nodes`: histograms of steps by emitted tokens, and by tree nodes with the root
 - `tried`, `accepted`: `[depth, rank, count]`: nodes whose parent was accepted, and accepted nodes
 - `identical`, `divergence`: `turn`, `place`, `expected` and `got` token, `margin` of their logits
@@ -47,37 +47,37 @@ Key = tuple[str, str, str]
 VERSION = 1
 """Format version of rows."""
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
-"""The files of a folder."""
+"""File names within a folder."""
 MODES = ("generate", "replay", "batch")
-"""In the order of a report."""
+"""Modes in the order of a report."""
 CLOCKS = {"wall": ("seconds", "total_seconds"), "processor": ("processor_seconds", "processor_seconds")}
-"""Keys of decoding time and of whole calls for each clock; processor time is known of whole calls only."""
+"""Keys of decoding time and whole-call time for each clock; processor time is known only for whole calls."""
 
 
 class Store:
     """The rows of one run."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], items: Sequence[Sequence[Key]]) -> None:
-        """`items` are the keys of every item's rows in the order of measurement. Raises ValueError for rows of another
-        run; changes nothing yet.
+        """Check the folder without changing it; `items` are the row keys of every item in order of measurement. Raises
+        ValueError for rows of another run.
         """
         self.path, self._described, self._settings = folder / ROWS, folder / SETTINGS, settings
         self.done = 0
-        """Items with all their rows."""
+        """Number of items with all their rows."""
         self._bytes = 0
         if self.path.exists() and self.path.stat().st_size:
             self._compare()
             self._count(items)
 
     def open(self) -> None:
-        """Create the folder, and cut off everything after the last complete item."""
+        """Create the folder, and truncate the rows after the last complete item."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.truncate(self._bytes)
         self._described.write_text(json.dumps(self._settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append the rows of one item, and wait until they are on the disk."""
+        """Append the rows of one item, and wait until they are on disk."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             file.flush()
@@ -87,11 +87,11 @@ class Store:
     def _compare(self) -> None:
         folder = self.path.parent
         if not self._described.is_file():
-            raise ValueError(f"{folder} has rows without {SETTINGS}; give another folder or --fresh")
+            raise ValueError(f"{folder} has rows without {SETTINGS}; give another --output or --fresh")
         try:
             stored = json.loads(self._described.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{self._described} is not JSON: {error}; give another folder or --fresh") from None
+            raise ValueError(f"{self._described} is not JSON: {error}; give another --output or --fresh") from None
         ours = json.loads(json.dumps(self._settings))
         different = [name for name in {**ours, **stored} if ours.get(name) != stored.get(name)]
         if different:
@@ -101,7 +101,7 @@ class Store:
             )
 
     def _count(self, items: Sequence[Sequence[Key]]) -> None:
-        lines = self.path.read_bytes().split(b"\n")[:-1]  # text after the last line end was not written completely
+        lines = self.path.read_bytes().split(b"\n")[:-1]  # a line without an end was not written completely
         complete = 0
         for keys in items:
             rows = lines[complete : complete + len(keys)]
@@ -120,7 +120,7 @@ class Store:
             return row["mode"], row["method"], row["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{self.path} has a line that is no row, {line[:60]!r} ({error}); start with --fresh"
+                f"{self.path} has a line that is not a row, {line[:60]!r} ({error}); start with --fresh"
             ) from None
 
 
@@ -130,7 +130,7 @@ def delete_rows(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-# The contents of a row
+# Contents of a row
 
 _CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
@@ -143,10 +143,10 @@ _MEASUREMENTS = (
 def row(
     conditions: Row, repetitions: Sequence[Repetition | Exception], divergences: Sequence[dict[str, Any] | None] | None
 ) -> Row:
-    """Return one row, for all repetitions and turns of an item, under the `conditions` that measuring knows.
+    """Return the row for all repetitions and turns of an item; `conditions` are the keys independent of the outcome.
 
-    Counts are those of the repetition with the median time. `divergences` are those of the repetitions from the
-    baseline, None where there is nothing to compare with.
+    Counts come from the repetition with the median time. `divergences` are the divergences of the repetitions from the
+    baseline, or None if there is nothing to compare with.
     """
     failure = next((result for result in repetitions if isinstance(result, Exception)), None)
     written: Row = {
@@ -188,7 +188,7 @@ def _summed(repetition: Repetition, clock: str) -> float:
 
 
 def _loops(repetition: Repetition) -> dict[str, int]:
-    """Return loop counts; none for batches, where tokens are not known by step."""
+    """Return loop counts; none for batches, where the tokens of a step are unknown."""
     counts = [in_loops(outcome.tokens[0], outcome.lengths) for outcome in repetition if outcome.lengths is not None]
     if len(counts) < len(repetition):
         return {}
@@ -196,7 +196,7 @@ def _loops(repetition: Repetition) -> dict[str, int]:
 
 
 def _drafting(repetition: Repetition) -> dict[str, Any]:
-    """Return counts of our own loop; of other decoding only the lengths of steps."""
+    """Return counts of our own loop; for other decoding only the lengths of steps."""
     counted = [outcome.stats for outcome in repetition if outcome.stats is not None]
     if not counted:
         lengths = Counter(length for outcome in repetition for length in outcome.lengths or ())
@@ -217,18 +217,18 @@ def _by_number(counts: Counter[int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
 
 
-# Loops flatter every method that drafts by looking back, so they are counted. Small models decoded greedily fall into
-# repeating a line or a phrase. A looping stretch is one that repeats itself exactly with a fixed period; its first
-# round is text, the others are loop. Repeated 4-grams count near repetition too, as in ordinary code and prose.
+# Small models decoded greedily tend to repeat a line or a phrase. Such loops favor every method that drafts copies, so
+# they are counted. A looping passage repeats exactly with a fixed period; its first period is text, the others are
+# loop. Repeated 4-grams also count near repetition, as in ordinary code and prose.
 
 LONGEST_PERIOD = 64
 ROUNDS = 3
 SHORTEST_STRETCH = 12
-"""Tokens of a looping stretch at least."""
+"""Minimum number of tokens of a looping passage."""
 
 
 def repeated_4grams(outputs: Sequence[Sequence[int]]) -> float | None:
-    """Return the share of 4-grams that occurred before in the same output; None where all outputs are too short."""
+    """Return the share of 4-grams that occurred before in the same output; None if all outputs are too short."""
     total = repeated = 0
     for output in outputs:
         grams = list(zip(output, output[1:], output[2:], output[3:], strict=False))
@@ -238,22 +238,23 @@ def repeated_4grams(outputs: Sequence[Sequence[int]]) -> float | None:
 
 
 def looping(tokens: Sequence[int]) -> list[bool]:
-    """Return for each token whether it lies in a looping stretch, without its first round."""
+    """Return for each token whether it lies in a looping passage, after its first period."""
     text, loops = np.asarray(tokens), np.zeros(len(tokens), dtype=bool)
     for period in range(1, min(LONGEST_PERIOD, len(text) // ROUNDS) + 1):
         same = np.concatenate([[False], text[period:] == text[:-period], [False]])
         borders = np.flatnonzero(same[1:] != same[:-1])
         for first, last in zip(borders[::2], borders[1::2], strict=True):
-            # The tokens from first + period to before last + period equal those one period earlier.
+            # Tokens from first + period up to last + period (exclusive) equal those one period earlier.
             if last - first + period >= max(ROUNDS * period, SHORTEST_STRETCH):
                 loops[first + period : last + period] = True
     return loops.tolist()
 
 
 def in_loops(tokens: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
-    """Return tokens and steps of all steps with at least half of their tokens in looping stretches.
+    """Return tokens and steps of all steps with at least half of their tokens in looping passages.
 
-    `lengths` are the tokens of every step, in order; whole steps are counted, so that the MAT of the others is defined.
+    `lengths` are the numbers of tokens of every step, in order. Whole steps are counted, so that the MAT of the others
+    is defined.
     """
     assert sum(lengths) == len(tokens)
     loops, start, loop_tokens, loop_steps = looping(tokens), 0, 0, 0

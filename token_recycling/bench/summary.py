@@ -1,8 +1,8 @@
-"""From `rows.jsonl` to figures: methods measured under the same conditions, and what speedups refer to.
+"""Figures from `rows.jsonl`: methods grouped by measuring conditions, with the baseline of their speedups.
 
 `store` lists the keys of a row, docs/benchmarks.md the formulas. Tokens, steps and seconds are summed over rows before
-they are divided, so that a long output counts for more than a short one. Rows of failed runs are left out. A figure
-that the rows do not give is NaN, never zero.
+they are divided, so a long output weighs more than a short one. Rows of failed runs are excluded. A figure that the
+rows do not provide is NaN, never zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.stats import bootstrap
 from .data import BASELINES, HINDSIGHT
 from .store import CLOCKS, MODES, ROWS, VERSION, Row
 
-# Figures of methods, from a frame of rows
+# Figures of methods from a frame of rows
 
 
 _NUMBERS = ["batch", "tokens", "first_tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
@@ -30,7 +30,7 @@ _OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_se
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
 _OTHERS += ["environment", "run", "prefill_seconds", "turns", "last_prefill_seconds"]
 TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
-"""What a speedup is computed from, the baseline's after the method's."""
+"""Columns that a speedup is computed from: the method's, then the baseline's."""
 QUARTILES = ["lower", "median", "upper"]
 _WHOLE = ["prompts", "tokens", "compared", "identical", "failures"]
 FIGURES = ["mat", "mat_without_loops", "discard_rate", "repeated_4grams", "decoding", "whole_call"]
@@ -44,18 +44,18 @@ FIGURES += [
     *QUARTILES,
     *_WHOLE,
 ]
-"""The columns of `figures`."""
+"""Columns of `figures`."""
 
 
 def frame_of(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
-    """Rows as a frame, with the medians of their repetitions by a clock of `CLOCKS`, in seconds."""
+    """Return rows as a frame, with the medians of their repetitions by a clock of `CLOCKS`, in seconds."""
     table = pd.DataFrame(list(rows), columns=[*_OTHERS, *_NUMBERS, *_COUNTS], dtype=object)
     table[_NUMBERS] = table[_NUMBERS].astype(float)
     for column in _COUNTS:
         table[column] = table[column].map(lambda counts: counts if isinstance(counts, (dict, list)) else {})
     for column, key in zip(("decoding_seconds", "call_seconds"), CLOCKS[clock], strict=True):
         table[column] = table[key].map(statistics.median, na_action="ignore").astype(float)
-    # Decoding begins after the first forward pass, which emits a token of each text; processor time is of whole calls.
+    # Decoding starts after the first forward pass, which emits a token per sequence. Processor time covers whole calls.
     first = table["first_tokens"].fillna(table["batch"]).fillna(1)
     table["decoded"] = table["tokens"] - (first if clock == "wall" else 0)
     table["first_token_seconds"] = table["prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
@@ -67,18 +67,18 @@ def frame_of(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
 
 
 def _margin(divergence: Any) -> float:
-    """Difference of the two logits where an output first differs; infinite where it is not known."""
+    """Return the difference of the two logits at the first divergence; infinite if unknown."""
     measured = isinstance(divergence, dict) and divergence["margin"] is not None
     return abs(divergence["margin"]) if measured else float("inf")
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without a failure."""
+    """Return the rows without a failure."""
     return rows[rows["failure"].isna()]
 
 
 def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """`FIGURES` of each group of rows; `pairs` are those of `paired`."""
+    """Return the `FIGURES` of each group of rows; `pairs` is the result of `paired`."""
     done = finished(rows)
     decoded = done["tokens"].where(_answered(done))
     steps = done["nodes"].map(lambda counts: sum(counts.values()))
@@ -100,7 +100,7 @@ def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.Dat
     }
     table = pd.DataFrame(index=rows.groupby(by, sort=False).size().index, columns=FIGURES, dtype=float)
     for name, (above, below) in ratios.items():
-        # Over the rows that have both.
+        # Only rows with both values count.
         rows_with_both = pd.DataFrame({"above": above, "below": below}, dtype=float).dropna()
         sums = rows_with_both.join(done[by]).groupby(by)[["above", "below"]].sum()
         table[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
@@ -116,35 +116,35 @@ def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.Dat
 
 
 def _answered(rows: pd.DataFrame) -> pd.Series:
-    """Whether any text of a row went beyond its first token, which comes from the prompt's forward pass: else nothing
-    was decoded, and there is no speed.
+    """Return whether any sequence of a row has more than one token. The first token comes from the prompt's forward
+    pass, so with one token nothing was decoded and there is no speed.
     """
     return rows["tokens"] > rows["batch"].fillna(1)
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the prompts that the baseline finished too, both with an answer, and the speedup of each."""
+    """Return the rows, with their speedups, of prompts that the baseline also finished, both with an answer."""
     ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
     table = ours.join(theirs.set_index("prompt")[TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
     return table.assign(speedup=speedup_of(table))
 
 
 def overall_speedup(pairs: pd.DataFrame) -> float:
-    """The speedup of all pairs together; NaN without any."""
+    """Return the speedup over all pairs; NaN if there are none."""
     return float(speedup_of(pairs[TERMS].sum()))
 
 
 def speedup_of(sums: pd.DataFrame) -> pd.Series:
-    """The baseline's seconds a token by the method's, of whole calls.
+    """Return the baseline's seconds per token / the method's, over whole calls.
 
-    Where both gave the same number of tokens, as identical output does, this is the ratio of the times.
+    If both emitted the same number of tokens, as with identical outputs, this is the ratio of the times.
     """
     return sums["tokens"] / sums["call_seconds"] * sums["base_call_seconds"] / sums["base_tokens"]
 
 
 def interval_of(sums: pd.DataFrame) -> tuple[float, float]:
-    """The 95% bootstrap CI over prompts of a speedup; `sums` has a line a prompt with the columns of a speedup. Of a
-    single prompt nothing is known: from 0 to infinity.
+    """Return the 95% bootstrap CI over prompts of a speedup; `sums` has one row per prompt with the columns `TERMS`.
+    For a single prompt the interval is 0 to infinity.
     """
     if len(sums) < 2:
         return 0.0, float("inf")
@@ -160,21 +160,21 @@ def interval_of(sums: pd.DataFrame) -> tuple[float, float]:
 
 
 def repeat_spread(times: Iterable[list[float]]) -> float | None:
-    """How far repetitions of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
+    """Return the spread of a prompt's repetitions: (slowest - fastest) / median, as the median over all rows."""
     repeated = [each for each in times if len(each) > 1 and statistics.median(each)]
     apart = [(max(each) - min(each)) / statistics.median(each) for each in repeated]
     return statistics.median(apart) if apart else None
 
 
 def seconds_per_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds a step by method and part of a step: the parts' sums by the steps of the rows that have them."""
+    """Return seconds per step by method and part of a step: sums of the parts / steps of the rows that have them."""
     timed_rows = finished(rows)[lambda each: each["parts"].astype(bool)].set_index("method")
     seconds, steps = pd.DataFrame(timed_rows["parts"].tolist(), index=timed_rows.index), timed_rows["steps"]
     return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps.groupby(level=0).sum(), axis=0)
 
 
 def acceptance_by_node(rows: pd.DataFrame) -> pd.Series:
-    """Accepted nodes by those whose parent was, by method, depth and rank."""
+    """Return accepted nodes / nodes whose parent was accepted, by method, depth and rank."""
 
     def counted(key: str) -> pd.Series:
         listed = finished(rows).set_index("method")[key].explode().dropna()
@@ -185,7 +185,7 @@ def acceptance_by_node(rows: pd.DataFrame) -> pd.Series:
     return counted("accepted").reindex(tried.index, fill_value=0) / tried
 
 
-# Which rows are compared with which
+# Grouping of rows into comparisons
 
 
 REQUIRED = ("mode", "method", "label", "prompt", "category", "batch", "failure", "environment")
@@ -199,9 +199,9 @@ _HEADINGS = {
     "rag": "RAG",
     "mbpp": "MBPP",
 }
-"""As in the paper's table 1."""
+"""Column heads as in table 1 of the paper."""
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
-"""Columns in the order of the Token Recycling paper's table 1; others follow as they appear."""
+"""Columns in the order of table 1 of the Token Recycling paper; other categories follow in order of appearance."""
 
 
 def heading(category: str) -> str:
@@ -210,12 +210,12 @@ def heading(category: str) -> str:
 
 
 def parse(folder: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a folder, or of the runs in its subfolders, and what a reader must know of them."""
+    """Return the rows of a folder, or of the runs in its subfolders, and notes about them."""
     if (folder / ROWS).is_file():
         return _parse(folder, "")
     runs = sorted(file.parent for file in folder.glob(f"*/{ROWS}"))
     if not runs:
-        raise ValueError(f"no {ROWS}, as `token-recycling bench` writes it, in {folder} or its subfolders")
+        raise ValueError(f"no {ROWS}, written by `token-recycling bench`, in {folder} or its subfolders")
     rows, notes = [], []
     for run in runs:
         rows_of_run, notes_of_run = _parse(run, run.name)
@@ -235,7 +235,7 @@ def _parse(folder: Path, run: str) -> tuple[list[Row], list[str]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             if number == len(lines):
-                notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
+                notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was ignored.")
                 continue
             raise ValueError(f"line {number} of {file} must be a JSON object, got {line[:60]!r}") from None
         version = row.get("version") if isinstance(row, dict) else None
@@ -248,19 +248,19 @@ def _parse(folder: Path, run: str) -> tuple[list[Row], list[str]]:
         rows.append({**row, "run": run})
     if not rows:
         raise ValueError(f"no measurements in {file}: run `token-recycling bench` first")
-    # The later one counts, at the place of the first.
+    # The later row counts, in the position of the earlier one.
     last = {tuple(row[name] for name in (*_CONDITIONS, "method", "prompt")): row for row in rows}
-    # In batches that is no mistake: the rest of one size can be a whole batch of another.
+    # In batches that is not an error: the rest of one size can be a whole batch of another.
     before, after = (sum(row["mode"] != "batch" for row in some) for some in (rows, last.values()))
     notes += [f"{before - after} rows were measured again; the later ones count."] * (after < before)
     return list(last.values()), notes
 
 
 def read(folder: Path, baseline: str | None = None, clock: str = "wall") -> Summary:
-    """The rows of a folder, put in order.
+    """Read the rows of a folder and group them into comparisons.
 
-    `baseline` is the method that speedups refer to, `clock` what times are measured with: "wall" or "processor". Raises
-    ValueError for what is not a folder of measurements, and where the rows lack the method or the clock.
+    `baseline` is the method that speedups refer to; `clock` is "wall" or "processor". Raises ValueError if the folder
+    has no measurements, or if the rows lack the baseline or the clock.
     """
     rows, notes = parse(folder)
     return summarize(rows, baseline, clock, notes)
@@ -275,7 +275,7 @@ def summarize(
     if baseline is not None and baseline not in methods:
         raise ValueError(f"the baseline must be a measured method ({', '.join(methods)}), got {baseline!r}")
     if finished(every)["call_seconds"].isna().any():
-        raise ValueError(f"some rows lack {CLOCKS[clock][1]}: take the other --clock")
+        raise ValueError(f"some rows lack {CLOCKS[clock][1]}: use the other --clock")
     keys = pd.Series([(row.get("run", ""), *(row[name] for name in _CONDITIONS[1:])) for row in rows])
     groups = dict(iter(every.groupby(keys, sort=False)))
     candidates = (baseline,) if baseline else BASELINES
@@ -298,26 +298,26 @@ def summarize(
 
 
 def ordered(names: Collection[str], first: Sequence[str]) -> list[str]:
-    """Names without repetitions in their order, but those in `first` before the others."""
+    """Return names without duplicates, in their order except that those in `first` precede the others."""
     return [*(name for name in first if name in names), *(n for n in dict.fromkeys(names) if n not in first)]
 
 
 @dataclass
 class Comparison:
-    """Methods that were measured under the same conditions."""
+    """Methods measured under the same conditions."""
 
     run: str
-    """The subfolder, where a report is of several runs."""
+    """The subfolder, if a report covers several runs."""
     mode: str
     batch: int
     rows: pd.DataFrame
-    """Of `frame_of`."""
+    """Rows as returned by `frame_of`."""
     pairs: pd.DataFrame
     """The rows that have a speedup."""
     labels: dict[str, str]
-    """By method, in the order in which they are shown: the baseline first."""
+    """Labels by method, in display order: the baseline first."""
     baseline: str | None
-    """The method that speedups refer to, if it was measured under these conditions."""
+    """Method that speedups refer to, if it was measured under these conditions."""
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -336,30 +336,28 @@ class Comparison:
 
     @cached_property
     def parts(self) -> pd.DataFrame:
-        """Seconds a step, by method and part."""
+        """Seconds per step, by method and part."""
         table = seconds_per_step(self.rows)
         return table.loc[[method for method in self.labels if method in table.index]]
 
     @cached_property
     def acceptance(self) -> pd.Series:
-        """Accepted nodes by those whose parent was, by method, depth and rank."""
+        """Accepted nodes / nodes whose parent was accepted, by method, depth and rank."""
         return acceptance_by_node(self.rows)
 
     @cached_property
     def speedups(self) -> pd.Series:
-        """Of the methods that can be called fast or slow, the fastest first: no baseline, and none that knows what will
-        be accepted.
-        """
+        """Speedups of methods, fastest first, without the baseline and the oracle."""
         table = self.figures["speedup"].dropna()
         raced = [each != self.baseline and each.partition(":")[0] != HINDSIGHT for each in table.index]
         return table[raced].sort_values(ascending=False, kind="stable")
 
     def pairs_of(self, method: str) -> pd.DataFrame:
-        """The rows of a method that have a speedup."""
+        """Return the rows of a method that have a speedup."""
         return self.pairs[self.pairs["method"] == method]
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure as a plain value, for JSON, which knows neither NaN nor infinity."""
+        """Return every figure as a plain value for JSON, which has neither NaN nor infinity."""
         results = _records(self.figures.assign(baseline=self.figures.index == self.baseline))
         for line, figures in (("categories", self.by_category), ("seconds_per_step", self.parts)):
             for result in results:
@@ -376,34 +374,34 @@ def _records(figures: pd.DataFrame) -> list[dict[str, Any]]:
 
 @dataclass
 class Summary:
-    """All that a report shows."""
+    """All data of a report."""
 
     rows: pd.DataFrame
     comparisons: list[Comparison]
     clock: str = "wall"
-    """What times were measured with, of `CLOCKS`."""
+    """Clock that times were measured with, a key of `CLOCKS`."""
     notes: list[str] = field(default_factory=list)
-    """What went wrong in reading."""
+    """Problems found while reading the rows."""
 
     @cached_property
     def methods(self) -> dict[str, str]:
-        """Labels by method, in the order in which they are shown everywhere; the baselines first."""
+        """Labels by method, in display order; the baselines first."""
         labels = self.rows.groupby("method", sort=False)["label"].first()
         return {method: labels[method] for method in ordered(labels.index.tolist(), BASELINES)}
 
     @cached_property
     def main(self) -> list[Comparison]:
-        """The comparisons of one prompt at a time."""
+        """Comparisons in which prompts were decoded one at a time."""
         return [each for each in self.comparisons if each.mode != "batch"]
 
     @cached_property
     def batches(self) -> list[Comparison]:
-        """Several prompts in one call, by their number."""
+        """Comparisons of batches, ordered by batch size."""
         return [each for each in self.comparisons if each.mode == "batch"]
 
     @cached_property
     def environments(self) -> list[dict[str, Any]]:
-        """Different ones, the date left out."""
+        """Distinct environments, ignoring the date."""
         table = [
             {key: value for key, value in environment.items() if key != "date"}
             for environment in self.rows["environment"]

@@ -1,4 +1,4 @@
-"""Tables of a report. The first one is in the form of the Token Recycling paper's table 1: a line per method, a column
+"""Tables of a report. The first one has the form of table 1 of the Token Recycling paper: a row per method, a column
 per category.
 """
 
@@ -15,22 +15,22 @@ from .summary import Comparison, Summary, heading, interval_of
 
 
 def clock_words(clock: str) -> str:
-    """What times were measured with."""
+    """Return the name of a clock, as the end of a sentence."""
     return "by processor time" if clock == "processor" else "by elapsed time"
 
 
 def timed_calls(clock: str) -> str:
-    """What tokens/s are of: processor time is known of whole calls alone."""
+    """Return the scope of tokens/s: processor time is known only for whole calls."""
     return "decoding" if clock == "wall" else "whole calls"
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things."""
+    """Return a number with its noun, singular or plural."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 NONE = "-"
-"""Where there is no figure."""
+"""Cell without a figure."""
 _COLUMNS = {
     "drafted": ("drafted", "{:.1f}"),
     "MAT": ("mat", "{:.2f}"),
@@ -46,12 +46,14 @@ _COLUMNS = {
     "failed": ("failures", "{:.0f}"),
     "overhead": ("overhead", "{:.0%}"),
 }
-"""Heads of columns, with the figure below each and its form; other heads are those of figures with two digits."""
+"""Column headings, with the figure in each column and its format; other columns have the figure of the same name, with
+two decimals.
+"""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Texts in columns, the first `names` of them words, the others figures."""
+    """Cells as text; the first `names` columns are names, the others figures."""
 
     title: str
     frame: pd.DataFrame
@@ -59,7 +61,7 @@ class Table:
     names: int = 1
 
     def markdown(self) -> str:
-        """The table and its note; the heading is left to the caller."""
+        """Return the table and its note as Markdown; the caller writes the heading."""
         frame = self.frame.rename(columns=escaped)
         align = ["left"] * self.names + ["right"] * (len(frame.columns) - self.names)
         text = frame.to_markdown(index=False, disable_numparse=True, colalign=align)
@@ -67,7 +69,7 @@ class Table:
 
 
 def escaped(text: str) -> str:
-    """A text as Markdown in one line, none of its signs read as markup, or as the border of a cell."""
+    """Return text as one line of Markdown, with markup characters and cell borders escaped."""
     for sign in "\\`*_<[|":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
@@ -81,8 +83,8 @@ def table_of(
     names: Mapping[str, str] | None = None,
     best: Sequence[str] = (),
 ) -> Table:
-    """A line for each line of figures: columns of `names`, a head and what stands below it, then those of `heads` that
-    hold a figure. The largest figure of the columns in `best` is bold, that of an oracle aside.
+    """Return a table with a row for each row of figures. `names` maps the headings of the first columns to figures; the
+    columns of `heads` follow if they contain a figure. In `best` columns the largest figure is bold, oracles excluded.
     """
     names = names or {"method": "label"}
     cells = {head: [escaped(str(text)) for text in figures[name]] for head, name in names.items()}
@@ -109,13 +111,13 @@ def table_of(
 
 
 def speedup_table(comparison: Comparison, clock: str = "wall") -> Table:
-    """Speedup by category and over all, the fastest first, MAT, and tokens/s, as in the paper's table 1."""
+    """Return speedup by category and overall, fastest first, MAT and tokens/s, as in table 1 of the paper."""
     against = (
         f"over {comparison.labels[comparison.baseline]}" if comparison.baseline else "unknown: no baseline was measured"
     )
     note = (
-        f"Speedup {against}, end to end, {clock_words(clock)}; CI of all prompts. Tokens/s of "
-        f"{timed_calls(clock)}. The best of a column is bold; an oracle is a bound, never the best."
+        f"Speedup {against}, end to end, {clock_words(clock)}; CI over all prompts. Tokens/s of "
+        f"{timed_calls(clock)}. The best of a column is bold; oracles are upper bounds and never the best."
     )
     categories = (
         _by_category(comparison, "speedup")
@@ -135,7 +137,7 @@ def _between(interval: tuple[float, float]) -> str:
 
 
 def category_table(comparison: Comparison) -> Table:
-    """Tokens a step of every method, by category and over all."""
+    """Return tokens per step of every method, by category and overall."""
     figures = _by_category(comparison, "mat").assign(all=comparison.figures["mat"])
     heads = [*figures]
     figures = figures.assign(label=comparison.figures["label"])
@@ -143,7 +145,7 @@ def category_table(comparison: Comparison) -> Table:
 
 
 def _by_category(comparison: Comparison, figure: str) -> pd.DataFrame:
-    """A figure by method, a column for each category under its heading."""
+    """Return a figure by method, with one column per category."""
     every = (
         comparison.by_category[figure]
         .unstack("category")
@@ -153,23 +155,23 @@ def _by_category(comparison: Comparison, figure: str) -> pd.DataFrame:
 
 
 def output_table(comparison: Comparison) -> Table:
-    """What stands behind the speedup: loops, learning, spread, first tokens, identity, failures."""
+    """Return details of the outputs: loops, learning, spread, first tokens, identity, failures."""
     quartiles = comparison.figures[["lower", "median", "upper"]].map("{:.2f}".format).agg(" ".join, axis=1)
     figures = comparison.figures.assign(quartiles=quartiles.where(comparison.figures["median"].notna()))
     learning = ["first quarter", "last quarter"] if figures["prompts"].max() >= 8 else []
     heads = ["MAT without loops", *learning, "drafted", "discard rate", "repeated", "first token (s)", "whole call"]
     heads += ["quartiles", "identical", "largest margin", "failed"]
     note = (
-        "First and last quarter: MAT of the first and last prompts measured. Drafted: mean nodes of a step without the "
-        "root; discard rate: rejected ones per emitted token. Repeated: 4-grams that occurred earlier "
-        "in the same output. Whole call: tokens/s, prefill included. Quartiles of the speedups of single prompts. "
-        "Identical: outputs equal to plain decoding's; margin: between the two logits at the first divergence."
+        "First and last quarter: MAT of the first and last prompts measured. Drafted: mean nodes per step without the "
+        "root; discard rate: rejected nodes per emitted token. Repeated: 4-grams that occurred earlier in the same "
+        "output. Whole call: tokens/s, prefill included. Quartiles: of the speedups of single prompts. Identical: "
+        "outputs equal to those of plain decoding; margin: between the two logits at the first divergence."
     )
-    return table_of("Behind the speedup", figures, heads, note)
+    return table_of("Details", figures, heads, note)
 
 
 def parts_table(comparisons: Sequence[Comparison]) -> Table | None:
-    """Milliseconds of each part of a step."""
+    """Return the milliseconds of each part of a step; None without any."""
     parts = 1000 * pd.concat([each.parts for each in comparisons])
     if parts.empty:
         return None
@@ -182,15 +184,15 @@ def parts_table(comparisons: Sequence[Comparison]) -> Table | None:
 
 
 def batch_table(sizes: Sequence[Comparison], clock: str = "wall") -> Table:
-    """A line for each method at each batch size."""
+    """Return a row for each method at each batch size."""
     figures = pd.concat([each.figures.assign(size=str(each.batch)) for each in sizes])
-    note = f"Drafted: mean nodes of a step without the root. Tokens/s of {timed_calls(clock)}, and of the whole call."
+    note = f"Drafted: mean nodes per step without the root. Tokens/s of {timed_calls(clock)}, and of the whole call."
     heads = ["speedup", "drafted", "MAT", "tokens/s", "whole call", "identical", "failed"]
     return table_of("Batches by size", figures, heads, note, {"batch size": "size", "method": "label"})
 
 
 def failure_table(summary: Summary) -> Table | None:
-    """Failures by message, the most frequent first."""
+    """Return failures by message, most frequent first; None without failures."""
     every = summary.rows[summary.rows["failure"].notna()]
     if every.empty:
         return None
@@ -203,11 +205,11 @@ def failure_table(summary: Summary) -> Table | None:
     ).sort_values("failures", ascending=False, kind="stable")
     names = {"failure": "message", "methods": "labels"}
     return table_of(
-        "Failures", failures, ["prompts", "failed"], "Messages that differ in numbers only share a line.", names
+        "Failures", failures, ["prompts", "failed"], "Messages that differ only in numbers share a row.", names
     )
 
 
 def with_interval(value: float, interval: tuple[float, float]) -> str:
-    """Return a value with its confidence interval, if one is known."""
+    """Return a value with its confidence interval, if the interval is known."""
     limits = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval[1] < float("inf") else ""
     return f"{value:.2f}{limits}"

@@ -52,7 +52,9 @@ def eagle(
     schedule: Schedule = Schedule(rate=1e-3),
     as_json: Json = False,
 ) -> None:
-    """Train an EAGLE head on the target's continuations of excerpts from FILES; use: --drafter eagle:head=FOLDER."""
+    """Train an EAGLE head on the target's continuations of excerpts from FILES; use it as
+    --drafter eagle:head=FOLDER.
+    """
 
     def work(run: TrainingRun) -> Trained:
         from ...training.eagle import train
