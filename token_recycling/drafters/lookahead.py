@@ -58,7 +58,7 @@ class Lookahead(Drafter):
         return LookaheadSequence(self, prompt.tolist())
 
     def describe(self) -> str:
-        more = ", and those of the text" if self.pool_from_prompt else ""
+        more = ", plus those of the sequence" if self.pool_from_prompt else ""
         return f"lookahead: window {self.window}, n-grams of {self.ngram_size}, at most {self.guesses} guesses{more}"
 
 

@@ -6,7 +6,7 @@
     model, tokenizer = load("mlx-community/Qwen3-4B-4bit")
     text = generate(model, tokenizer, "import os", max_tokens=200)
 
-The output is that of mlx-lm: its own loop runs, on a model that reads drafted tokens in the same pass (Luo et al.,
+The output equals mlx-lm's: its own loop runs, on a model that reads drafted tokens in the same pass (Luo et al.,
 2408.08696, with the methods of `recycling`). mlx-lm passes the newly sampled token to a model and expects the logits
 after it. Where that pays, `Drafting` reads a drafted continuation in the same forward pass. As long as the next sampled
 tokens equal the drafted ones, their logits are available already; otherwise the rest is rolled back (`Before`).

@@ -321,7 +321,7 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
 
     `times` (m,) are those of steps over 1, 2, ... nodes of every draft, drafting overhead included; `ratios` scale the
     gains of the nodes of each draft. Nodes that a drafter needs stay (`Draft.needed`). A draft without probabilities,
-    or with sampled nodes that are not needed, stays whole.
+    or with sampled nodes that are not needed, is not pruned.
     """
     orders, gains, least = [], [], 1
     for draft, ratio in zip(drafts, ratios, strict=True):

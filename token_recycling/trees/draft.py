@@ -332,7 +332,7 @@ class Budget:
 
     def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
         """Return whether another pass of a draft model may raise the tokens per time; if so, count it. It adds at most
-        one token below each node of the probabilities `gains`; `drafted` are those of the existing nodes.
+        one token below each node with the probabilities `gains`; `drafted` are those of the existing nodes.
         """
         if self.nodes < 1:
             return False

@@ -211,4 +211,4 @@ def size_in_words(spec: str | int | Template, template: Template | None) -> str:
     """Return a description of the drafts, for an option that names this template."""
     if template is not None:
         return str(template)
-    return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"
+    return f"{spec} nodes, best first" if str(spec).isdigit() else "sized by cost"

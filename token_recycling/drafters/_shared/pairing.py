@@ -65,7 +65,7 @@ def drafting_beside(model: str | PreTrainedModel, target: Target) -> Target:
 def loaded(
     name: str, target: Target, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
 ) -> Any:
-    """Return a model from a folder or the hub, in the target's type and on its device; `kind` is the class that loads
+    """Return a model from a folder or the hub, in the target's dtype and on its device; `kind` is the class that loads
     it.
     """
     return _read(kind, name, expected, dtype=target.dtype).to(target.device).eval()
