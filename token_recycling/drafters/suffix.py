@@ -56,7 +56,7 @@ class Suffix(Drafter):
         return SuffixSequence(self)
 
     def describe(self) -> str:
-        drafted = f"{self.factor:g} tokens per matching token, from {self.min_match} on"
+        drafted = f"{self.factor:g} tokens per matching token for matches of {self.min_match} or more"
         return f"suffix: {drafted}, {self.num_tokens} at most"
 
 
