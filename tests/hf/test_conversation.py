@@ -200,7 +200,7 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     assert chat.last is not None
     assert chat.last.arguments["input_ids"].shape[1] + len(chat.last.tokens) == 64
     before = list(chat.messages)
-    with pytest.raises(ValueError, match=r"context of 64, got \d+; begin a new one: reset\(\)"):
+    with pytest.raises(ValueError, match=r"context of 64, got \d+; start a new one with reset\(\)"):
         chat.say("again")
     assert chat.messages == before
     chat.reset()
@@ -215,7 +215,7 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_shorter_answer
         model = tiny.llama(vocab_size=300, max_position_embeddings=context)
         chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=9)
         if context == length:
-            with pytest.raises(ValueError, match=f"context of {length}, got {length}; begin a new one"):
+            with pytest.raises(ValueError, match=f"context of {length}, got {length}; start a new one"):
                 chat.say("add a, b")
         else:
             chat.say("add a, b")

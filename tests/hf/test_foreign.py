@@ -230,7 +230,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "of a large state": (hooked(lambda: of_a_large_state), "of_a_large_state decides"),
     "of a large number": (
         hooked(lambda: lambda m, i, o: o + VECTOR if o.max().item() > 99.5 else o, "lm_head"),
-        "decides for all rows",
+        "branches for all rows",
     ),
     "of each large state": (hooked(lambda: of_each_large_state), None),
     "by large columns": (hooked(lambda: by_large_columns), "where other nodes are large"),
@@ -355,7 +355,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
 def test_hooks_that_count_what_a_pass_computes(count):
-    compare(beyond_a_count(count), "decides for all rows")
+    compare(beyond_a_count(count), "branches for all rows")
 
 
 MANY = 900
@@ -1170,12 +1170,12 @@ ATTENTION: dict[str, tuple[Bring, str | None]] = {
     "as it is": (attending(lambda query, key: 1.0), None),
     "scaled": (attending(lambda query, key: 2.5), "attending.<locals>.attention"),
     "by rows": (attending(lambda query, key: query.shape[2]), "attending.<locals>.attention"),
-    "beyond some keys": (attending(lambda query, key: 1 + (key.shape[2] > 40)), "behind a prompt of 128 tokens"),
+    "beyond some keys": (attending(lambda query, key: 1 + (key.shape[2] > 40)), "after a prompt of 128 tokens"),
     "one row beyond some keys": (
         attending(lambda query, key: 1 + (query.shape[2] == 1) * (key.shape[2] / 30 > 1.5)),
-        "behind a prompt of 128 tokens",
+        "after a prompt of 128 tokens",
     ),
-    "beyond many keys": (attending(lambda query, key: 1 + (key.shape[2] > 200)), "behind a prompt of 400 tokens"),
+    "beyond many keys": (attending(lambda query, key: 1 + (key.shape[2] > 200)), "after a prompt of 400 tokens"),
     "beyond keys that no trial has": (
         attending(lambda query, key: 1 + (key.shape[2] > 700), max_position_embeddings=1024),
         "it names 700",
@@ -1199,7 +1199,7 @@ def test_attention_of_ones_own(bring, reason, ids):
     compare(bring, reason, longer, max_new_tokens=20)
 
 
-@pytest.mark.parametrize(("masks", "reason"), [(sdpa_mask, None), (None, "behind padding")])
+@pytest.mark.parametrize(("masks", "reason"), [(sdpa_mask, None), (None, "after padding")])
 def test_attention_without_masks_of_its_own_sees_padding(masks, reason):
     both = SideBySide(attending_by(sdpa_attention_forward, f"masked by {masks}", masks))
     both.assert_same(greedy)

@@ -149,7 +149,7 @@ def _predicted(
         )
     if isinstance(prediction, str):
         if arguments.get("tokenizer") is None:
-            raise ValueError("a prediction that is text needs tokenizer=...; give the tokenizer, or token ids")
+            raise ValueError("a prediction as text needs tokenizer=...; pass the tokenizer, or token ids")
         prediction = arguments["tokenizer"](prediction, add_special_tokens=False)["input_ids"]
     ids = torch.as_tensor(prediction, dtype=torch.long).flatten()
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:

@@ -144,7 +144,7 @@ class GenerateCall:
             shape = f"{tuple(ids.shape)} {ids.dtype}"
             return f"input_ids must be int64 or int32 (batch, length) with at least one row, got {shape}"
         if ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
-            return "the prompt is empty or embeddings; pass token ids"
+            return "the prompt is empty or consists of embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
             return "the call uses no cache; pass use_cache=True"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
@@ -153,9 +153,9 @@ class GenerateCall:
         if others:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters()):
-            return "gradients are unsupported; call generate() as it is decorated, under torch.no_grad()"
+            return "gradients are unsupported; call generate() under torch.no_grad()"
         if self.pads and self.padding_token is None:
-            return "a criterion ends sequences, and no token pads them; pass pad_token_id"
+            return "a criterion ends sequences, but there is no padding token; pass pad_token_id"
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
@@ -172,7 +172,11 @@ class GenerateCall:
         cache = self.cache if self._cache_is_callers else None
         return (
             (None if alone and not padded else info.why_not_batch)
-            or (f"{info.name} attends to padding, which is left out here" if padded and info.sees_padding else None)
+            or (
+                f"{info.name} attends to padding, which accelerated calls leave out"
+                if padded and info.sees_padding
+                else None
+            )
             or (None if alone else self._why_not_batch())
             or self._why_not_lists()
             or why_not_code(self.target, len(ids), padded, self.beside, cache)
@@ -214,7 +218,7 @@ class GenerateCall:
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
         kept = self.model_kwargs.get("logits_to_keep")
         if not (kept is None or (isinstance(kept, int) and kept >= 0)):
-            others.add("logits_to_keep by places")
+            others.add("logits_to_keep by positions")
         if model.config.get_text_config(decoder=True) is not model.config:
             others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
             if "mm_encoder_outputs" in others:
@@ -262,7 +266,7 @@ class GenerateCall:
             blind = {*_SEPARATE_CRITERIA, MaxTimeCriteria}
             names = sorted({_name(criterion) for criterion in self.joint_criteria if type(criterion) not in blind})
             if names:
-                what = "output_scores with several sequences is unsupported with criteria that could read them"
+                what = "output_scores is unsupported for several sequences with criteria that could read the scores"
                 return f"{what}: {', '.join(names)}"
         return None
 
@@ -305,7 +309,7 @@ def run_call(
 
         cache, cached = take_over(call.cache, call.paddings, call.target.config)
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.begins_anew:
-        hints = replace(hints, prefixes=None)  # which begin in their own cache
+        hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
     requests = requests_of(call, drafter, stats, cached, hints, generator)
     sequences = [request.sequence for request in requests]
     stopping = None

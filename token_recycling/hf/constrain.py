@@ -39,7 +39,9 @@ def constrain(
     arguments = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     forms = {name: value for name, value in arguments.items() if value is not None}
     if len(forms) != 1:
-        raise ValueError(f"give one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}")
+        raise ValueError(
+            f"exactly one of json_schema, regex and grammar must be given, got {' and '.join(forms) or 'none'}"
+        )
     if missing := lacking("grammar", "llguidance"):
         raise ImportError(f"constrain {missing}")
     known, state = _vocabularies.get(model), _state_of(model)

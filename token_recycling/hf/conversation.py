@@ -98,7 +98,7 @@ class Conversation:
         return [*map(_content, tensors), code, *state_of(self.model, self._target.info.attention, keep=True)]
 
     def _forget_prefixes(self) -> None:
-        with contextlib.suppress(UnsupportedModelError):  # calls then run through `generate`
+        with contextlib.suppress(UnsupportedModelError):  # the next call then runs through `generate`
             self._target = self.acceleration.examine(self.model)
         self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
 
@@ -145,7 +145,7 @@ class Conversation:
             )
         except Exception as error:  # a template can fail in any way
             raise ValueError(
-                f"the chat template does not take these messages: {type(error).__name__}: {one_line(error)}"
+                f"the chat template rejects these messages: {type(error).__name__}: {one_line(error)}"
             ) from error
         return checked_prompt(inputs["input_ids"], self._target)
 
@@ -157,7 +157,7 @@ class Conversation:
             if len(ids) >= context:
                 raise ValueError(
                     f"the conversation must have fewer tokens than the model's context of {context}, got {len(ids)}; "
-                    "begin a new one: reset(), in `chat` /reset"
+                    "start a new one with reset(), or /reset in `chat`"
                 )
             call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
         return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **call_arguments}

@@ -64,7 +64,7 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
     if info.recurrent and type(cache) is StaticCache:
         return f"a static cache is unsupported for {info.name}, which has recurrent states; use a dynamic one"
     if info.recurrent and cached and batch > 1:
-        return f"several sequences at once with {info.name} need an empty cache, got one of {cached} tokens"
+        return f"a batch with {info.name} needs an empty cache, got one of {cached} tokens"
     if reason := info.why_not_read_on(cached, length):
         return reason
     if isinstance(cache, QuantizedCache):
@@ -152,7 +152,7 @@ def _why_not_dynamic(cache: Cache) -> str | None:
 def _why_not_equal(layers: Sequence[DynamicLayer]) -> str | None:
     """Return why layers with keys do not hold the same tokens, as in a compressed cache, or None if they do."""
     if len({*map(id, layers)}) < len(layers):
-        return "the cache has one layer in several places; give each its own"
+        return "the cache contains the same layer object several times; use separate layers"
     if len({layer.get_seq_length() for layer in layers}) > 1 or any(map(_lacks_slots, layers)):
         return "the layers of the cache hold different numbers of tokens"
     return None

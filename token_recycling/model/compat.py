@@ -151,11 +151,11 @@ def dequantising() -> dict[str, Any]:
 PRIVATE = {
     "transformers.GenerationMixin._sample": "the one method that a model's accelerated class overrides",
     "transformers.PretrainedConfig._attn_implementation": "the attention that the user chose",
-    "transformers.Cache._is_user_defined": "the mark of a cache that the caller of `generate` gave",
+    "transformers.Cache._is_user_defined": "the mark of a cache passed by the caller of `generate`",
     "torch.Tensor._version": "how often weights were written to",
-    "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, which torch's graphs alone use otherwise",
+    "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, otherwise used only in compiled graphs",
     "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
-    "torch.library._impls": "kernels of torch that were replaced, which no module shows",
+    "torch.library._impls": "replaced torch kernels, which no module shows",
     "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
 }

@@ -55,7 +55,7 @@ _DATA = frozenset(
 """Types of module attributes that cannot replace a method or a module."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-"""Types whose values are their own description."""
+"""Types whose values are part of the description itself."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Modules that define the types of functions, methods and partials."""
 
@@ -203,7 +203,7 @@ class Fingerprint:
         self.code = [self._identities[3], training, [*map(len, attributes)], numbers]
 
     def watch(self) -> Fingerprint:
-        """Drop the strong references, to compare this fingerprint with later ones."""
+        """Drop the strong references, and return this fingerprint for comparison with later ones."""
         for identities in self._identities:
             identities.watch()
         return self
@@ -273,7 +273,7 @@ class Facts:
             results.pop(what, None)
 
     def say_once(self, message: str) -> None:
-        """Log a warning about the model the first time only."""
+        """Log a warning about the model, once per message."""
         self.get(("said", message), lambda: logger.warning(message), of="form")
 
 

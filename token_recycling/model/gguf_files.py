@@ -79,7 +79,7 @@ def check(path: Path) -> None:
         raise ValueError(f"reading {path} {missing}")
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise ValueError(f"{path} is not a GGUF file, by its first bytes; give a model's .gguf file")
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF; give a model's .gguf file")
 
 
 def unpacked_in() -> Path:
@@ -181,8 +181,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # a file can hold anything
         raise ValueError(
-            f"transformers {installed('transformers')} cannot read {path}: {first_line(error)}; download the file "
-            "again if it is cut off, else take another one, or the model's own folder or hub name"
+            f"transformers {installed('transformers')} cannot read {path}: {first_line(error)}; if the file is "
+            "truncated, download it again; otherwise give another file, or the model's own folder or hub name"
         ) from error
     finally:
         reader.tqdm = tqdm

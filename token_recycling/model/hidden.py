@@ -33,11 +33,11 @@ def last_state(layers: int) -> tuple[int, ...]:
 def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[list[torch.Tensor]]:
     """Within the block, every forward pass of this thread appends the hidden states of its positions to the list: those
     numbered `numbers`, concatenated, (batch, n, states * hidden). As in `output_hidden_states`, number i is the input
-    of layer i, and the number of layers is the output of the final norm. n is all positions, or the last ones if a
+    of layer i, and the number of layers is the output of the final norm. n counts all positions, or the last ones if a
     family leaves out those whose logits are not needed.
 
-    Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError if a model has no
-    such layers, or they are compiled.
+    Graphs of torch.compile bypass the hooks: call `parts.uncompiled(model)`. Raises NoHiddenStatesError if a model has
+    no such layers, or they are compiled.
     """
     decoder, layers = _readable_layers(model, numbers)
     seen: list[torch.Tensor] = []

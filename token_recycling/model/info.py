@@ -235,7 +235,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
 def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -> str | None:
     """Return why accepted slots cannot be kept in `cached`, the cache layers that the model would use, or None."""
     if config.model_type in WITH_STATES:
-        reason = why_not_here(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
+        reason = why_not_here(LinearAttentionLayer, f"{name}, a model with recurrent states,")
         if reason is not None:
             return reason
     unread = [key for key in _LAYOUT if getattr(config, key, None) and not _declares(type(config), key)]
@@ -340,7 +340,7 @@ def _why_not_parts(
 
 
 def _why_not_flex(name: str, config: PretrainedConfig, device: torch.device | None) -> str | None:
-    """Return why flex_attention is refused, or None: on a CPU its logits differ once a few tokens are cached."""
+    """Return why flex_attention is refused, or None: on a CPU its logits differ from sdpa's after a few tokens."""
     if attention_name(config) != "flex_attention" or device is None or device.type != "cpu":
         return None
     return f"{name} uses flex_attention, whose results are wrong on a CPU; call model.set_attn_implementation('sdpa')"

@@ -120,22 +120,22 @@ class TreeCache:
     # Before and during a pass
 
     def expect(self, length: int) -> None:
-        """Before sequences are read: make the first allocation large enough for `length` tokens of each."""
+        """Make the first allocation large enough for `length` tokens of each sequence; call it before a prefill."""
         columns = capacity(length)
         for layer in self.layers:
             if not layer.buffers and not layer.window:
                 layer.reserved = layer.reserved[0], max(columns, layer.reserved[1])
 
     def drop_unseen(self, length: int) -> None:
-        """Before a pass that reads text: let layers with a window drop the slots unseen after `length` tokens."""
+        """Let layers with a window drop slots unseen after `length` tokens; call it before a pass over text."""
         for layer in self.layers:
             if layer.window:
                 layer.first_needed = window_start(length, layer.window)
 
     def settle(self, lengths: Sequence[int]) -> bool:
-        """Before a pass in a frame: drop the slots before the windows of sequences of these lengths, after a prompt was
-        read and nothing kept since. Return whether exactly these are dropped, since a frame counts from there: layers
-        of transformers have dropped more.
+        """Drop the slots before the windows of sequences of these lengths, if a prompt was read and nothing kept since;
+        call it before a pass in a frame. Return whether exactly these are dropped, since a frame counts from there:
+        layers of transformers have dropped more.
         """
         windowed = self.windowed
         if windowed is None:
@@ -193,8 +193,8 @@ class TreeCache:
             layer.cut(slots)
 
     def release(self) -> None:
-        """Before the cache returns to its owner: restore layers of transformers, if there are some of that kind, for
-        callers and other libraries to use.
+        """Restore layers of transformers, if there are some of that kind, before the cache returns to its owner:
+        callers and other libraries may use those in any way.
         """
         if self.cache.layer_class_to_replicate is TreeLayer:
             self.cache.layer_class_to_replicate = DynamicLayer

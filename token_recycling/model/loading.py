@@ -161,7 +161,7 @@ def load_model(
     if device_map is not None and device is not None:
         raise ValueError(f"device and device_map cannot be combined, got {device!r} and {device_map!r}; give one")
     if device_map is not None and not with_accelerate:
-        raise ValueError(f"device_map needs the package accelerate, got {device_map!r} without; pip install accelerate")
+        raise ValueError(f"device_map={device_map!r} needs the package accelerate; pip install accelerate")
     target_device, source = _device("cpu" if device_map == "cpu" else device), resolved(name)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ import torch
 _OF_MODELS = frozenset({"transformers", "torch", "accelerate", "token_recycling"})
 """Packages that models consist of."""
 _OWN = _OF_MODELS | sys.stdlib_module_names - {"unittest"}  # whose mocks record calls
-"""Packages whose code treats rows alike, or whose exceptions are handled in the rest of this package."""
+"""Packages whose code treats rows alike; cases where it does not are handled elsewhere in this package."""
 _WRAPPING = frozenset({"torch", *sys.stdlib_module_names}) - {"builtins"}
 """Packages whose objects call functions passed to them: mocks, contexts used as decorators, custom operators."""
 
@@ -97,7 +97,7 @@ def _homes_of_methods(cls: type) -> set[str]:
 
 def is_of(function: Any, packages: Collection[str]) -> bool:
     """Return whether a function, object or class, with all its base classes, is written only in `packages` and own
-    ones. A class belongs where its methods are; one without methods must be defined where it says.
+    ones. A class is written where its methods are; one without methods must be defined where it says.
     """
     cls = function if isinstance(function, type) else type(function)
     if is_own(cls.__module__):

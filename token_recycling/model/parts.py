@@ -224,7 +224,7 @@ def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
     """
     code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign_hook(hook)]
     modes = [mode for stack in MODES for mode in stack()]
-    code += [("the mode of torch {}", mode) for mode in modes if not is_own(type(mode).__module__)]
+    code += [("the torch mode {}", mode) for mode in modes if not is_own(type(mode).__module__)]
     return code + registered_attention(model)
 
 

@@ -69,7 +69,9 @@ class NodeStates(dict[int, Any]):
         self._nodes = [{} for _ in self.current.parents]
 
     def keep(self, nodes: Sequence[int | None]) -> None:
-        """Make the state after the last accepted node, `nodes[row]`, the sequence's; None leaves it unchanged."""
+        """Make the state after the node `nodes[row]`, the last accepted one, that of the sequence; None keeps the old
+        state.
+        """
         before, self._nodes = self._nodes, []
         for number in sorted({number for states in before for number in states}):
             if len(nodes) == 1 and nodes[0] is not None:
@@ -410,7 +412,7 @@ class RecurrentStates:
             layer.recurrent_states = self._taken_over(layer.recurrent_states)
 
     def release(self, cache: Cache) -> None:
-        """Before a cache returns to its owner: remove the token count, and store the states in plain dictionaries."""
+        """Remove the token count, and store the states in plain dictionaries, before a cache returns to its owner."""
         if cache.layers[-1] is self.counter:
             cache.layers.pop()
         for layer in self.layers:

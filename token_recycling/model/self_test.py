@@ -1,6 +1,6 @@
 """Self-test: does a model compute the same logits for a tree as for the tree's paths?
 
-It decides about families that the tests of this library do not compare, and about quantized weights. The logits after
+It decides about families that the tests of this library do not cover, and about quantized weights. The logits after
 every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward passes over the
 same path without one, on a short random sequence. Forward passes of several sizes show whether the logits after a token
 depend on how many tokens are read with it. Cost: fourteen short forward passes, once per machine if the model passes.
@@ -105,7 +105,7 @@ def verdict(target: Target) -> Verdict:
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
     reason = None
     if not scale > 0:
-        reason = f"all logits of {info.name} are equal, so that the self-test is meaningless; load its weights"
+        reason = f"all logits of {info.name} are equal, so the self-test is meaningless; load its weights"
     elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
         reason = (
             f"{depends_on_rows(info.name)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
@@ -218,7 +218,7 @@ def before_tree(
     prefill(target, list(texts), cache)
     cross_border(target, list(texts), cache)
     if cache.length != length:  # such as if the first layer is skipped
-        raise ValueError(f"of {length} tokens that were read the cache counts {cache.length}")
+        raise ValueError(f"{length} tokens were read, but the cache counts {cache.length}")
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
     return cache, target.inputs.of(drafts, [length] * len(texts), length)
 

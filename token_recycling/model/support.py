@@ -1,6 +1,6 @@
 """Checks whether a model can be accelerated; results are cached with the model (`facts`).
 
-The model's class and configuration come first (`info`). Families that the tests of this library compare need no more.
+The model's class and configuration come first (`info`). Families that the tests of this library cover need no more.
 Others, and quantized models, are tested once per machine (`self_test`). Users' code is checked per call (`foreign`).
 """
 
@@ -20,13 +20,13 @@ _PASSED = "self-test passed"
 
 
 def ready(model: PreTrainedModel) -> Target:
-    """Return the target for a model. Raises UnsupportedModelError if trees are not exact, or if this is unknown."""
+    """Return the target for a model. Raises UnsupportedModelError unless its trees are known to be exact."""
     try:
         target = Target(model)
         reason = _why_not(target)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # users' parts can fail in any way where `generate` does not use them
+    except Exception as error:  # users' parts can fail in any way, even if `generate` works
         what = f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(f"{type(model).__name__} cannot be examined: {what}") from error
     if reason is not None:
@@ -50,7 +50,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _why_not(target: Target) -> str | None:
-    """Return why the self-test refuses a model, or None; families compared before need none."""
+    """Return why the self-test refuses a model, or None; covered families need none."""
     facts, info = target.facts, target.info
     if facts.recall(_PASSED):
         return None

@@ -156,8 +156,8 @@ class Target:
             self.model.set_experts_implementation(chosen)
 
     def turns(self) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-        """Return the context that a call enters for each step, with True for its last; it does nothing unless forward
-        passes change the model.
+        """Return a factory of contexts for the steps of a call, which takes True for the last step. The contexts do
+        nothing unless forward passes change the model.
         """
         border = self.info.border
         if border is None or not border.changes_model:
@@ -203,7 +203,7 @@ class Target:
         return logits.to(self.device)
 
     def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run `forward`; also return the last hidden states (batch, n, hidden), of which the logits were computed."""
+        """Run `forward`; also return the last hidden states (batch, n, hidden), from which the logits were computed."""
         from .hidden import last_state, layer_states
 
         with layer_states(self.model, last_state(self.config.num_hidden_layers)) as states:
@@ -214,7 +214,7 @@ class Target:
         self, tokens: torch.Tensor, cache: TreeCache, last: int = 0, padding: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Return logits (batch, n, vocabulary) after plain text, tokens (batch, n) that follow everything in the cache;
-        `last` as in `forward`. The first `padding[row]` tokens read this way, over all reads, are padding.
+        `last` as in `forward`. Of all tokens read this way into a row, the first `padding[row]` are padding.
         """
         tokens, more = tokens.to(self.device), {**self._options, self.cache_argument: cache.cache}
         if last and self.leaves_logits_out:

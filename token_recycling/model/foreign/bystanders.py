@@ -1,10 +1,10 @@
 """Code next to the model: processors, criteria and a streamer, which `generate` calls between forward passes.
 
 `generate` runs one forward pass per token. An accelerated pass covers several tokens, and the cache holds drafts. So a
-call runs through `generate` if such code reaches the model, one of its weights or the caller's cache. It also does if
-the model runs foreign code, except that of adapters and trainers, with which such code could share state. The search
-follows all objects that the code holds and the globals that its functions name; in objects of users' classes, only the
-attributes that are named. Processors of the grammar libraries hold no part of a model and are not searched.
+call runs through `generate` if such code reaches the model, one of its weights or the caller's cache, or if the model
+runs foreign code, except that of adapters and trainers, with which it could share state. The search follows all objects
+that the code holds and the globals that its functions name; in objects of users' classes, only the attributes that are
+named. Processors of the grammar libraries hold no part of a model and are not searched.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _reached(code: Any) -> Iterator[Any]:
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield attributes of an object of a user's class, and of the class except its `__init__`, by name."""
     cls = item if isinstance(item, type) else type(item)
-    written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # and library classes with replaced methods
+    written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # or a library's, with replaced methods
     if cls is not item:
         members = [member for base in written for member in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]

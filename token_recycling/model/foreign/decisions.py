@@ -2,7 +2,7 @@
 because of one row; so does a column that is rounded unless one of its rows is large. A trial may not hit such a case.
 
 So values that follow from the tokens are traced through all operations of one pass over a tree: no foreign function may
-take a truth value or a float of them. Only classes may take integers: they choose experts by them, row by row. In a
+read a truth value or a float from them. Only classes may read integers: they choose experts by them, row by row. In a
 second check some nodes of a tree are made large, or zero, in the inputs of foreign code: no other node may change.
 """
 
@@ -111,7 +111,7 @@ def _scaling(modules: Iterable[torch.nn.Module], rows: int, first: int, factor: 
 
 
 class _Tracing(TorchFunctionMode):
-    """Traces tensors that follow from the tokens, and records the foreign function that takes numbers of them."""
+    """Traces tensors that follow from the tokens, and records the foreign function that reads numbers from them."""
 
     def __init__(self, tokens: torch.Tensor, codes: dict[CodeType, bool]) -> None:
         """`codes`: code of foreign functions, and whether each may take integers."""

@@ -247,7 +247,7 @@ def _replaced_methods(cls: type) -> Iterator[Foreign]:
 
 def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield functions set on a module itself, also in lists and dictionaries. They shadow methods and modules of its
-    class, or these call them.
+    class, or are called by them.
     """
     hooks, children = [*device_map_hooks(module)], dict(module.named_children())
     for name, value in list(vars(module).items()):
@@ -307,7 +307,7 @@ def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> st
         return f"the kernel {kernels[0]} was registered through torch.library, and may read several rows"
     for path, module in model.named_modules():
         if getattr(module, "max_norm", None) is not None:  # of an embedding of torch
-            return f"{path} has a max_norm: embedding a token, also one of a draft, may change its weights"
+            return f"{path} has a max_norm: embedding a token, even one of a draft, changes its weights"
     random = next(_random_in_training(model, {piece.holder for piece in foreign if piece.is_of_torch}), None)
     if random is not None:
         return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"

@@ -77,9 +77,9 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int, padded: bool
     searched = reachable(target.model, foreign)
     for reach in searched:
         if reach.reason is not None:
-            return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
-    # Attention that is registered by name is not called in accelerated calls, and must do as theirs does. Numbers of
-    # classes may be sizes of weights.
+            return f"{reach.description}: {reach.reason}; only stateless code in a model is accelerated"
+    # Accelerated calls replace attention registered by name, and must give the same results. Numbers of classes may be
+    # sizes of weights.
     registered = {id(code) for _, code in registered_attention(target.model)}
     sizes = {size for weight in target.model.parameters() for size in weight.shape} if searched else ()
     for reach in searched:
@@ -88,7 +88,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int, padded: bool
             if reach.is_class and number in sizes:
                 continue
             if _MOST_ROWS <= number < (target.max_length or math.inf):
-                return f"{reach.description}: it names {number}, by which it may decide beyond the tokens of a trial"
+                return f"{reach.description}: it names {number}, on which it may branch beyond the tokens of a trial"
     what = batch, padded
     return _tried(target, foreign, searched, what, lambda: try_out(target, foreign, searched, *what))
 
@@ -206,16 +206,16 @@ def _difference(
         return _beyond_rounding(target, logits, expected, scale)
 
     if not float(scale) > 0:
-        return "all logits are equal, so that a trial is meaningless"
+        return "all logits are equal, so a trial is meaningless"
     if searched and (name := decides_by_numbers(target, searched, texts, parents, tokens)):
-        return f"{name} decides for all rows of a pass by a number that it computes; use torch.where"
+        return f"{name} branches for all rows of a pass on a number that it computes; use torch.where"
     what = "logits differ by {:.1e} standard deviations "
     for turn in ("", "in a second pass "):
         logits = tree_logits(target, texts, parents, tokens)
         if logits.shape[1] != len(parents):
-            return f"of {len(parents)} tokens the model returns the logits of {logits.shape[1]}"
+            return f"out of {len(parents)} tokens, the model returns the logits of {logits.shape[1]}"
         if logits.shape[2] > target.vocab_size:
-            return f"the model returns {logits.shape[2]} logits of {target.vocab_size} tokens"
+            return f"the model returns {logits.shape[2]} logits for a vocabulary of {target.vocab_size}"
         for node, expected in wanted.items():
             if size := off(logits[:, node], expected):
                 return what.format(size) + f"{turn}between a tree and single tokens"
@@ -224,7 +224,7 @@ def _difference(
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
     if padded and (size := off(plain(paths[-1], _PADDING), torch.stack([wanted[node] for node in paths[-1]], dim=1))):
-        return what.format(size) + "behind padding"
+        return what.format(size) + "after padding"
     own = [piece for piece in foreign if not piece.is_known]
     if target.info.fits(texts.shape[1] - 1, 1 + _OTHERS):
         large = large_rows_change_others(target, own, texts, random_tokens(target, _OTHERS, 4))
@@ -271,7 +271,7 @@ def _further_passes(
             text = random_tokens(target, length, 3)[None]
             expected = _generated(target, text, tokens[None, :1])
             logits = tree_logits(target, text, parents, tokens)[:, :2]
-            yield logits, expected, f"behind a prompt of {length} tokens"
+            yield logits, expected, f"after a prompt of {length} tokens"
 
 
 def _passes_over(

@@ -39,7 +39,7 @@ class Graphs:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Return whether a run of this key needs no further capture; without CUDA none does."""
+        """Return whether a run of this key needs no further capture; always true without CUDA."""
         return self.device.type != "cuda" or key in self._kept
 
     def forget(self) -> None:

@@ -96,7 +96,7 @@ def _by_surroundings(device: torch.device) -> str | None:
         return f"autocast to {dtype} is on; load the model in that dtype"
     default = torch.get_default_device()  # also a mode, which affects no operation of a pass
     others = [type(mode).__name__ for stack in MODES for mode in stack() if getattr(mode, "device", None) != default]
-    return f"modes of torch are on: {', '.join(others)}" if others else None
+    return f"torch modes are active: {', '.join(others)}" if others else None
 
 
 def _by_parts(model: PreTrainedModel) -> str | None:
@@ -137,7 +137,7 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     prefill(target, [sequence], cache)
     name, cached = type(target.model).__name__, len(sequence) - 1
     if not cache.takes_frames:
-        return f"the cache of {name} holds more than keys and values (as of sparse attention)"
+        return f"the cache of {name} holds more than keys and values (for sparse attention)"
     passes = CapturedPasses(target)
     passes.begin(target, cache, [cached], cached + 2 * len(_TREE))
     try:
@@ -173,5 +173,5 @@ def why_not(cache: TreeCache | None, reproducible: bool) -> str | None:
     if cache is not None and cache.cache.offloading:
         return "the cache is offloaded"
     if reproducible:
-        return "fast and reproducible cannot both be True; leave one of them out"
+        return "fast and reproducible cannot be combined; leave one out"
     return None
