@@ -145,7 +145,7 @@ def test_nothing_beside_the_file_has_a_say(file):
 def test_a_file_that_is_cut_off(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    refused(file, f"cannot read {file}.*download the file again")
+    refused(file, f"cannot read {file}.*download it again")
 
 
 @pytest.mark.parametrize(("number", "named"), [(999, "999"), (KINDS.Q8_1, "Q8_1")])
