@@ -1,4 +1,4 @@
-"""Caches passed to a call: whether decoding can continue in one, and what the caller finds in it afterwards.
+"""Caches passed to a call: whether decoding can continue in one, and its contents after the call.
 
 `take_over` and `give_back` convert between the cache of a call and the one that decoding uses. Decoding keeps the slots
 of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the left, so that all end in

@@ -65,7 +65,7 @@ def warm(
     history: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Warmed:
-    """Let the model generate for `minutes`, at least one batch, teach the drafter, and save what it learned in the file
+    """Let the model generate for `minutes`, at least one batch, teach the drafter, and save the result in the file
     `output`; by default where the option `warmed=true` finds it. `history`: also keep the sequences in the history of
     outputs. Raises ValueError.
     """

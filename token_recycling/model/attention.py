@@ -181,7 +181,7 @@ def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozens
 
 
 def stands_in(names: frozenset[str]) -> bool:
-    """Return whether ours are still registered under these names, not what another library has put there."""
+    """Return whether ours are still registered under these names, and not functions of another library."""
     functions, makers = AttentionInterface(), AttentionMaskInterface()
     return all(isinstance(functions.get(name), (_StandIn, NoneType)) for name in names) and all(
         isinstance(makers.get(name), _Masks) for name in names - {"sdpa"}

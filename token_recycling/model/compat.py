@@ -100,7 +100,7 @@ else:
 
 
 class OwnLayer(cache_utils.CacheLayerMixin):
-    """A cache layer of our own. Before 5.13 its capacity had another name."""
+    """Base class of our own cache layers. Before 5.13 the method for its capacity had another name."""
 
     if _TRANSFORMERS < (5, 13):
 
@@ -134,7 +134,7 @@ def mark_callers(cache: Any) -> None:
 
 
 _ANOTHER_MODEL_BEFORE = {"doge": (5, 18), "git": (5, 18)}
-"""Families whose code before a release differs from what trees were compared with: the self-test refuses them."""
+"""Families whose code before a release differs from the one that trees were compared with: the self-test refuses it."""
 
 
 def is_as_compared(family: str) -> bool:

@@ -163,8 +163,7 @@ class Fingerprint:
             addresses, written = [*map(address_of, weights)], [*map(times_written, weights)]
         away: list[Any] = []
         if 0 in addresses:
-            # Offloaded weights are new tensors after each pass: only their shapes and dtypes count, as part of the
-            # form.
+            # Offloaded weights are new tensors after each pass: of them only shapes and dtypes count, in the form.
             away = [(weight.shape, weight.dtype) for weight in weights if weight.is_meta]
             written = [count for count, weight in zip(written, weights, strict=True) if not weight.is_meta]
             weights = [weight for weight in weights if not weight.is_meta]

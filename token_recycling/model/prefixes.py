@@ -101,8 +101,8 @@ class PrefixCache:
 
     @lasting
     def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
-        """Store the slots of all of `ids` (length,) from row `row` of a cache. The least recently used segments are
-        evicted; a sequence larger than the limit is not stored.
+        """Store the slots of all tokens of `ids` (length,) from row `row` of a cache. The least recently used segments
+        are evicted; a sequence larger than the limit is not stored.
         """
         border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):

@@ -73,7 +73,7 @@ def why_not(
             if isinstance(item, FunctionType) and (changed := _changes_libraries(item)):
                 return f"{name_of(code)} changes {changed} between forward passes"
             if count >= _MOST or (isinstance(item, FunctionType) and _searches(item)):
-                return f"{name_of(code)} reaches too many objects to rule out the model"
+                return f"{name_of(code)} reaches too much to rule out the model"
     return None
 
 

@@ -417,7 +417,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
     filled: dict[int, torch.Tensor] = {}
     for piece in foreign:
         values.append(piece.description)
-        if piece.is_of_trainer:  # it behaves the same whatever the module's weights
+        if piece.is_of_trainer:  # its behavior does not depend on the module's weights
             objects.append(piece.code)
             continue
         if not isinstance(piece.holder, torch.nn.Module):

@@ -56,7 +56,7 @@ class _Captures:
 
     def __init__(self) -> None:
         self._making = Lock()
-        """Two threads share one result."""
+        """Lets two threads share one result."""
         self._result: CapturedPasses | str | None = None
         self._state: list[Any] | None = None
         """None if every pass changes it."""
