@@ -1,10 +1,10 @@
-"""`make demo`: two minutes with a real chat model, plain `generate` beside accelerated calls.
+"""`make demo`: two minutes with a real chat model, plain `generate` next to accelerated calls.
 
-Three jobs, two requests each: a chat answer, a JSON answer that follows a schema, and an edit of a file, where the file
-itself is the `prediction`. The first request of a job is cold: its drafter has seen nothing. The second is warm: the
-drafter has answered the first. Decoding is greedy in float32, so both outputs must be identical.
+Three jobs with two requests each: a chat answer, a JSON answer that follows a schema, and an edit of a file, where the
+file itself is the `prediction`. The first request of a job is cold: its drafter is new. The second is warm: the drafter
+has answered the first. Decoding is greedy in float32, so both outputs must be identical.
 
-The model is SmolLM2-135M-Instruct. Without a network the repository's own tiny model takes its place.
+The model is SmolLM2-135M-Instruct, or without a network the repository's own tiny model.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EDIT = "{} Answer with the whole file and nothing else.\n\n" + FILE
 
 
 class Job(NamedTuple):
-    """Two requests of one kind; the drafter is new before the first."""
+    """Two requests of one kind; a new drafter answers the first."""
 
     title: str
     prompts: tuple[str, str]
@@ -91,7 +91,7 @@ class Measured(NamedTuple):
 
 
 def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, console: Console) -> Iterator[Measured]:
-    """Answer all requests in both ways and print the answers."""
+    """Answer all requests plainly and accelerated, and print the answers."""
     for job in JOBS:
         drafter = make_drafter("recycling")
         for state, prompt in zip(("cold", "warm"), job.prompts, strict=True):
@@ -130,13 +130,13 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all jobs, print the answers and the table."""
+    """Measure all jobs, and print the answers and the table."""
     console = Console()
     try:
         name = str(fetched())
     except NoRealModelError as error:
         name = "models/target"
-        console.print(f"SmolLM2-135M-Instruct is not available ({error}); {name} takes its place", markup=False)
+        console.print(f"SmolLM2-135M-Instruct is not available ({error}); using {name} instead", markup=False)
     console.print(f"loading {name} in float32, compiling the drafting loops (5 to 15 s, once) ...", markup=False)
     model, tokenizer = load(name)
     generate(model, torch.tensor([[0, 1]]), max_new_tokens=2, do_sample=False)

@@ -1,14 +1,15 @@
-"""Token Recycling in a serving engine next to the engine's own drafters and to none.
+"""Token Recycling in a serving engine, compared with the engine's own drafters and with no drafts.
 
     python -m benchmarks.engines vllm | llama-cpp | mlx | sglang      in the environment of that engine (see Makefile)
 
-Questions are answered greedily, the same ones again, then edits of one file. Each method has an engine of its own in a
-process of its own. Methods take turns from batch to batch, so that other load of the machine falls on all alike.
+The engine greedily answers new questions, the same questions again, then edits of one file. Each method runs in its own
+engine process. Methods alternate from batch to batch, so that other load on the machine affects all alike.
 
-For each method, work and number of requests at once the report has tokens per step of a request, the prompt's step
-included; speed against no drafts, by processor time of one thread (`--clock wall` on a GPU); and how many outputs are
-not those without drafts. Time is that of decoding, in vLLM with prompts, which share its passes. Rows of a round are
-appended to `--rows` as soon as it is over, and rounds that stand there are not run again. Speed is the median of all.
+For each method, work and number of concurrent requests the report has: tokens per step of a request, the prompt's step
+included; the speedup over no drafts, by processor time of one thread (`--clock wall` on a GPU); and the number of
+outputs that differ from those without drafts. The time is that of decoding; in vLLM it includes prompts, which share
+its forward passes. Rows of a round are appended to `--rows` when the round ends, and finished rounds are not run again.
+Speedups are medians over rounds.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NONE, OURS = "none", "Token Recycling"
 WORKS = ("fresh", "again", "edits")
 CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 _LONGEST = 4000
-"""Characters of a question at most."""
+"""Maximum number of characters of a question."""
 _ALONE = 8
-"""Questions that are asked one at a time, which takes longest."""
+"""Number of questions asked one at a time, the slowest load."""
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",  # with more, vLLM's ngram waits for threads on a small machine, 30 times as long
@@ -45,19 +46,19 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _ANSWER = "answer: "
-"""The beginning of a line with a result; engines print other lines too."""
+"""Prefix of a line with a result; engines print other lines too."""
 
 
 class Answered(NamedTuple):
-    """The counts of some requests."""
+    """Outputs, steps and time of some requests."""
 
     outputs: list[list[int]]
-    steps: int  # of all requests
-    seconds: float  # 0 where time says nothing
+    steps: int  # sum over all requests
+    seconds: float  # 0 if the time is meaningless
 
 
 class Vllm:
-    """vLLM, all requests at once."""
+    """vLLM, with all requests concurrent."""
 
     METHODS: ClassVar[dict[str, Any]] = {
         NONE: None,
@@ -177,10 +178,10 @@ class Mlx:
 
 
 class Sglang:
-    """SGLang's own worker around the STAND-INS of the tests for its CUDA kernels: trees and tokens, no time."""
+    """SGLang's own worker with the tests' STAND-INS for its CUDA kernels: trees and tokens, no times."""
 
     METHODS: ClassVar[dict[str, Any]] = {NONE: 1, OURS: 16, "Token Recycling, no history": 16}
-    """Nodes of a tree."""
+    """Number of nodes of a tree, by method."""
     loads: ClassVar = ("1", "8")
 
     def __init__(self, method: str, model: str, tokens: int) -> None:
@@ -223,19 +224,19 @@ ENGINES: dict[str, Any] = {"vllm": Vllm, "llama-cpp": LlamaCpp, "mlx": Mlx, "sgl
 
 
 def main() -> None:
-    """Run the rounds that are missing and write the report; or serve as the engine of one method."""
+    """Run the missing rounds and write the report; or, with --serve, run as the engine of one method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--model", help="SmolLM2-135M-Instruct, downloaded once, unless given; sglang: models/target")
-    parser.add_argument("--data", action="append", help="questions, as of `token-recycling bench`; may be repeated")
-    parser.add_argument("--limit", type=int, default=32, help="number of questions and of edits at most")
+    parser.add_argument("--model", help="default SmolLM2-135M-Instruct, downloaded once; sglang: models/target")
+    parser.add_argument("--data", action="append", help="questions, as for `token-recycling bench`; may be repeated")
+    parser.add_argument("--limit", type=int, default=32, help="maximum number of questions and of edits")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--method", action="append", help="may be repeated; all unless given")
-    parser.add_argument("--load", action="append", help="requests at once; may be repeated")
+    parser.add_argument("--method", action="append", help="may be repeated; default all")
+    parser.add_argument("--load", action="append", help="number of concurrent requests; may be repeated")
     parser.add_argument("--clock", choices=CLOCKS, default="processor")
-    parser.add_argument("--rows", type=Path, help="results so far; build/engines/ENGINE.jsonl unless given")
+    parser.add_argument("--rows", type=Path, help="file of earlier results; default build/engines/ENGINE.jsonl")
     arguments = parser.parse_args()
     engine, name = ENGINES[arguments.engine], arguments.engine
     if unknown := {*(arguments.method or ()), *([arguments.serve] if arguments.serve else ())} - {*engine.METHODS}:
@@ -258,12 +259,12 @@ def main() -> None:
                 with path.open("a") as file:
                     file.writelines(json.dumps(row) + "\n" for row in made)
                 rows += made
-                print(f"round {turn + 1}, {load} at once: done", file=sys.stderr, flush=True)
+                print(f"round {turn + 1}, {load} concurrent: done", file=sys.stderr, flush=True)
     print(report(rows))
 
 
 def default_model(engine: str) -> str:
-    """Return the model of an engine: a folder, or for llama.cpp a file."""
+    """Return the default model of an engine: a folder, or for llama.cpp a file."""
     from benchmarks.real_model import fetched
     from token_recycling.model.loading import resolved
 
@@ -285,7 +286,7 @@ def works(data: list[str], limit: int) -> dict[str, list[str]]:
 
 
 def chat(tokenizer: Any, question: str) -> list[int]:
-    """Return a question as the model's chat template has it; as it is for a model without one."""
+    """Return the ids of a question in the model's chat template, or of the plain question if there is no template."""
     if not getattr(tokenizer, "chat_template", None):
         return tokenizer.encode(question)
     turns = [{"role": "user", "content": question}]
@@ -295,7 +296,7 @@ def chat(tokenizer: Any, question: str) -> list[int]:
 def measure(
     turn: int, load: str, asked: dict[str, list[str]], methods: list[str], options: list[str]
 ) -> list[dict[str, Any]]:
-    """Return a row for each method and work of one round; `options` are those of the engines' processes."""
+    """Return a row for each method and work of one round; `options` are passed to the engine processes."""
     command = [sys.executable, "-m", "benchmarks.engines", *options, "--serve"]
     environment = {**os.environ, **_ENVIRONMENT}
     engines = {
@@ -305,7 +306,7 @@ def measure(
         for method in methods
     }
     for engine in engines.values():
-        ask(engine, ["Hello."])  # loads, and compiles
+        ask(engine, ["Hello."])  # loads the model and compiles
     rows = []
     for work, questions in asked.items():
         found: dict[str, list[Answered]] = {method: [] for method in methods}
@@ -327,14 +328,14 @@ def measure(
 
 
 def portions(questions: list[str], together: int) -> Iterator[list[str]]:
-    """Yield the questions that are asked together."""
+    """Yield groups of questions that are asked together."""
     some = questions[:_ALONE] if together == 1 else questions
     for first in range(0, len(some), together):
         yield some[first : first + together]
 
 
 def ask(engine: subprocess.Popen[str], questions: list[str]) -> Answered:
-    """Return what an engine counted; raises RuntimeError where it ended."""
+    """Return an engine's answers and counts; raises RuntimeError if the engine has ended."""
     assert engine.stdin is not None
     assert engine.stdout is not None
     print(json.dumps(questions), file=engine.stdin, flush=True)
@@ -367,9 +368,9 @@ def report(rows: list[dict[str, Any]]) -> str:
         differ = sum(row["differ"] for row in own)
         return found + f", {differ} of {sum(row['requests'] for row in own)} differ" * (differ > 0)
 
-    head = ["", *(f"{work}, {load} at once" for work, load in places)]
+    head = ["", *(f"{work}, {load} concurrent" for work, load in places)]
     lines = [head, ["---"] * len(head), *([method, *(cell(method, *place) for place in places)] for method in methods)]
-    return "Tokens per step, and speed against none:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "Tokens per step, and speedup over no drafts:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

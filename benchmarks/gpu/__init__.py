@@ -1,1 +1,1 @@
-"""What the fast path is worth on an accelerator: `python -m benchmarks.gpu`, and `.grown` for whole texts."""
+"""Benchmarks of captured passes on an accelerator: `python -m benchmarks.gpu`, with `.grown` for whole outputs."""

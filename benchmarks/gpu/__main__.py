@@ -1,12 +1,12 @@
-"""Everything that is measured on a CUDA card, stage by stage: `make bench-gpu`, or `python -m benchmarks.gpu`.
+"""Run all GPU measurements, stage by stage: `make bench-gpu`, or `python -m benchmarks.gpu`.
 
-    python -m benchmarks.gpu --dry-run             prints the plan with estimated times, and runs each stage tiny on
-                                                   the CPU
-    python -m benchmarks.gpu --minutes 9           ends in time; started again it resumes
+    python -m benchmarks.gpu --dry-run             prints the plan with estimated times, and runs each stage with a tiny
+                                                   model on the CPU
+    python -m benchmarks.gpu --minutes 9           stops after that time; started again, it resumes
 
-Each stage is a program of its own that writes its rows at once, so a stage that is stopped loses one measurement. A
-stage that is out of memory is tried again with smaller batches, then with a smaller model. `stages.jsonl` says which
-stages are done on this commit and in what size; a stage that fails does not stop the others.
+Each stage is a separate program that writes rows immediately, so an interrupted stage loses one measurement. A stage
+that runs out of memory is retried with smaller batches, then with a smaller model. `stages.jsonl` records the stages
+that are done on this commit and their sizes. A failed stage does not stop the others.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from token_recycling.bench.environment import commit
 from .stages import ROOT, Command, Stage, rehearsal, stages
 
 OUT_OF_MEMORY = "out of memory"
-"""In the message of torch's error."""
+"""Part of torch's error message."""
 _FEW_LINES = 15
 MORE_TO_DO = 3
-"""Exit status where the time was up."""
+"""Exit status if the time ran out."""
 
 
 class TimeUpError(Exception):
-    """No more stages can be run."""
+    """The time is up, so no more stages can run."""
 
 
 def run(todo: Iterable[Stage], output: Path, until: float = float("inf")) -> bool:
-    """Run the stages that are not done yet; True if none failed. Raises TimeUpError."""
+    """Run the stages that are not done yet; return True if none failed. Raises TimeUpError."""
     output.mkdir(parents=True, exist_ok=True)
     path, good = output / "stages.jsonl", True
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -67,7 +67,7 @@ def run(todo: Iterable[Stage], output: Path, until: float = float("inf")) -> boo
 
 
 def _run_stage(stage: Stage, output: Path, until: float) -> tuple[str, int, str]:
-    """Run a stage in the largest size that fits into memory; return its outcome, the size, and the last output."""
+    """Run a stage in the largest size that fits into memory; return the outcome, the size, and the last output."""
     for size, commands in enumerate(stage.sizes):
         print(f"{stage.name}: size {size + 1} of {len(stage.sizes)}", flush=True)
         for command in commands:
@@ -82,7 +82,7 @@ def _run_stage(stage: Stage, output: Path, until: float) -> tuple[str, int, str]
 
 
 def _called(command: Command, log: Path, until: float) -> tuple[int, str]:
-    """Exit status and output of a command, which is interrupted when the time is up; raises TimeUpError then."""
+    """Return exit status and output of a command; if the time runs out, interrupt it and raise TimeUpError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("a") as file:
@@ -105,11 +105,11 @@ def _called(command: Command, log: Path, until: float) -> tuple[int, str]:
 
 
 def _model_and_data() -> tuple[str, str]:
-    """The real model and Spec-Bench, or without a network what the repository ships."""
+    """Return the real model and Spec-Bench, or without a network the model and prompts of the repository."""
     try:
         return str(fetched()), "spec_bench"
     except NoRealModelError as error:
-        print(f"{error}; the shipped models/target is measured", flush=True)
+        print(f"{error}; measuring the shipped models/target instead", flush=True)
         return str(ROOT / "models" / "target"), str(ROOT / "models" / "prompts")
 
 
@@ -124,18 +124,18 @@ def _plan(todo: list[Stage]) -> None:
 
 
 def main(
-    stage: Annotated[list[str] | None, typer.Option(help="beginning of a stage's name; repeatable")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="prefix of a stage's name; repeatable")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the plan, and run each stage tiny on the CPU")
+        bool, typer.Option("--dry-run", help="print the plan, and run each stage with a tiny model on the CPU")
     ] = False,
-    minutes: Annotated[float, typer.Option(help="time in all; started again, it resumes")] = float("inf"),
+    minutes: Annotated[float, typer.Option(help="total time; a later run resumes")] = float("inf"),
     model: Annotated[str | None, typer.Option(help="folder or .gguf file of a llama; default SmolLM2-135M")] = None,
-    data: Annotated[str | None, typer.Option(help="prompts, as of `token-recycling bench`; default Spec-Bench")] = None,
-    output: Annotated[Path, typer.Option(help="folder of rows and reports")] = ROOT / "docs" / "results" / "gpu",
+    data: Annotated[str | None, typer.Option(help="prompts, as for `bench`; default Spec-Bench")] = None,
+    output: Annotated[Path, typer.Option(help="folder for rows and reports")] = ROOT / "docs" / "results" / "gpu",
 ) -> None:
-    """Run the stages that are not done yet. Exit status 1 if one failed, 3 if the time was up."""
+    """Run the stages that are not done yet. Exit status 1 if one failed, 3 if the time ran out."""
     if not dry_run and not torch.cuda.is_available():
-        raise typer.BadParameter("no CUDA device; --dry-run tries every stage on the CPU")
+        raise typer.BadParameter("no CUDA device found; --dry-run runs every stage on the CPU")
     own_model, own_data = (model, data) if model and data else _model_and_data()
     until = time.monotonic() + 60 * minutes
 

@@ -1,16 +1,16 @@
-"""Whole calls on random weights: memory, first token, what `accelerate` takes, and kernels of experts.
+"""Whole calls with random weights: memory, time to first token, cost of `accelerate`, and kernels of experts.
 
     python -m benchmarks.gpu.calls memory --shape 8B --shape window
     python -m benchmarks.gpu.calls start --shape 1B --shape 8B
     python -m benchmarks.gpu.calls experts --shape experts
 
-- memory: the most that a call allocates beside the weights, with `generate` and accelerated, eager and captured, after
+- memory: peak allocation of a call besides the weights, with `generate` and accelerated, eager and captured, after
   prompts of 4k, 16k and 32k tokens. The goal is keys and values of at most 1.25 times those of plain decoding.
-- start: seconds of `accelerate` with its captures, of the first call, and to the first token of a later one.
-- experts: a mixture of experts runs other kernels in `generate`'s decoding than in its prefill. Seconds of a forward
-  pass over 8 to 64 rows by each, and which ones an accelerated call runs.
+- start: seconds of `accelerate` with its captures, of the first call, and to the first token of a later call.
+- experts: `generate` runs a mixture of experts with other kernels in decoding than in the prefill. Measures seconds of
+  a forward pass over 8 to 64 rows with each kernel, and records the kernels of an accelerated call.
 
-Rows are appended to those of `benchmarks.gpu.steps`, in the same file and report; what is there is not measured again.
+Rows are appended to those of `benchmarks.gpu.steps`, in the same file and report; existing rows are not measured again.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ MEMORY_CONTEXTS, START_CONTEXTS, EXPERT_CONTEXTS = (4096, 16384, 32768), (512, 4
 EXPERT_ROWS = (1, 8, 16, 32, 64)
 _TOKENS, _ROUNDS = 32, 10
 KINDS = {"generate": None, "eager": False, "captured": True}
-"""How a call decodes: `fast` of `accelerate`, None for transformers' own."""
+"""Argument `fast` of `accelerate` for each kind of call; None for transformers' own decoding."""
 
 Measurement = Callable[[PreTrainedModel], Row]
 
 
 class _FirstToken(BaseStreamer):
-    """Notes when the first token comes after the prompt."""
+    """Records the time of the first token after the prompt."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._calls, self.at = device, 0, 0.0
 
     def put(self, value: Any) -> None:
         self._calls += 1
-        if self._calls == 2:  # the prompt comes first
+        if self._calls == 2:  # the first `put` is the prompt
             synchronize(self._device)
             self.at = time.perf_counter()
 
@@ -62,7 +62,7 @@ class _FirstToken(BaseStreamer):
 
 
 def measurements(what: str, shape: str, contexts: list[int], kinds: list[str]) -> Iterator[tuple[Row, Measurement]]:
-    """Yield what is to be measured of a shape, and how."""
+    """Yield the keys of each row to measure of a shape, with the function that measures it."""
     for context in contexts:
         at = {"shape": shape, "context": context, "what": what}
         if what == "experts":
@@ -78,7 +78,7 @@ def measurements(what: str, shape: str, contexts: list[int], kinds: list[str]) -
 
 
 def _call(model: PreTrainedModel, context: int, streamer: BaseStreamer | None = None) -> float:
-    """Decode some tokens after a random prompt; return the time at which the call began."""
+    """Decode some tokens after a random prompt; return the start time of the call."""
     ids = torch.randint(1, model.config.vocab_size, (1, context), device=model.device)
     synchronize(model.device)
     began = time.perf_counter()
@@ -88,12 +88,12 @@ def _call(model: PreTrainedModel, context: int, streamer: BaseStreamer | None = 
 
 
 def _peak(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
-    """Bytes that a call allocates at most beside the weights; 0 on a CPU, where torch does not count them."""
+    """Return the peak bytes that a call allocates besides the weights; 0 on a CPU, where torch does not count them."""
     on_card = model.device.type == "cuda"
     if fast is not None:
         accelerate(model, fast=fast)
     try:
-        _call(model, context)  # captures, and lets the allocator settle
+        _call(model, context)  # captures, and warms up the allocator
         if on_card:
             before = torch.cuda.memory_allocated(model.device)
             torch.cuda.reset_peak_memory_stats(model.device)
@@ -106,7 +106,7 @@ def _peak(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
 
 
 def _kv_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """Bytes of keys and values of a plain call."""
+    """Return the bytes of keys and values of a plain call."""
     config = model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     window = getattr(config, "sliding_window", None)
@@ -115,7 +115,7 @@ def _kv_bytes(model: PreTrainedModel, tokens: int) -> int:
 
 
 def _start(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
-    """Seconds of `accelerate`, of the first call, and to the first token of the third."""
+    """Return the seconds of `accelerate`, of the first call, and to the first token of the third call."""
     began = time.perf_counter()
     if fast is not None:
         accelerate(model, fast=fast)
@@ -135,7 +135,7 @@ def _start(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
 
 @torch.no_grad()
 def _experts(model: PreTrainedModel, implementation: str, context: int, rows: int) -> Row:
-    """Seconds of a forward pass over some rows after a prompt: the best of some rounds."""
+    """Return the seconds of a forward pass over `rows` rows after a prompt: the best of several rounds."""
     before = model.get_experts_implementation()
     model.set_experts_implementation(implementation)
     try:
@@ -156,7 +156,7 @@ def _experts(model: PreTrainedModel, implementation: str, context: int, rows: in
 
 
 def _experts_used(model: PreTrainedModel, context: int) -> Row:
-    """Kernels of the last forward pass, in a plain and in an accelerated call."""
+    """Return the kernels of the last forward pass of a plain and of an accelerated call."""
     return {"used": {"generate": _kernel_of_last_pass(model, context), "accelerated": _accelerated(model, context)}}
 
 
@@ -169,8 +169,8 @@ def _accelerated(model: PreTrainedModel, context: int) -> str:
 
 
 def _kernel_of_last_pass(model: PreTrainedModel, context: int) -> str:
-    """Return by which function of transformers a call computed experts last. Python's profiler tells: with a hook of
-    ours the call would be left to `generate`.
+    """Return the function of transformers that computed experts last in a call, as seen by Python's profiler: with a
+    hook of ours the call would fall back to `generate`.
     """
     used = "none"
 
@@ -188,18 +188,18 @@ def _kernel_of_last_pass(model: PreTrainedModel, context: int) -> str:
 
 
 def main(
-    what: Annotated[Literal["memory", "start", "experts"], typer.Argument(help="what is measured")],
+    what: Annotated[Literal["memory", "start", "experts"], typer.Argument(help="kind of measurement")],
     shape: Annotated[list[str], typer.Option(help=f"one of {', '.join(SHAPES)}; repeatable")],
     context: Annotated[list[int] | None, typer.Option(help="tokens of the prompt; repeatable")] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program")] = "cuda",
-    dtype: Annotated[str, typer.Option(help="type of the weights")] = "bfloat16",
-    output: Annotated[Path, typer.Option(help="folder of rows.jsonl and report.md")] = Path("docs/results/gpu"),
+    device: Annotated[str, typer.Option(help="cuda, or cpu to test the program")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="data type of the weights")] = "bfloat16",
+    output: Annotated[Path, typer.Option(help="folder for rows.jsonl and report.md")] = Path("docs/results/gpu"),
 ) -> None:
-    """Measure what is missing, and write the report. Exit status 1 if a measurement failed."""
+    """Run the missing measurements, and write the report. Exit status 1 if one failed."""
     if unknown := sorted({*shape} - {*SHAPES}):
         raise typer.BadParameter(f"unknown shape {', '.join(unknown)}; choose from {', '.join(SHAPES)}")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise typer.BadParameter(f"no CUDA device for --device {device}; --device cpu --shape tiny tries the program")
+        raise typer.BadParameter(f"no CUDA device found for --device {device}; test with --device cpu --shape tiny")
     transformers.utils.logging.set_verbosity_error()
     place, kind = torch.device(device), getattr(torch, dtype)
     say, rows, where = Console(stderr=True, width=120), *opened(output, place, kind)
@@ -217,7 +217,7 @@ def main(
                 result = run(model)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # an error is a row and does not stop the others
+            except Exception as error:  # an error becomes a row and does not stop the others
                 result, failed = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}, True
             rows.add({**key, **result})
             say.print(*{**key, **result}.values(), highlight=False)

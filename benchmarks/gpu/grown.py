@@ -1,14 +1,14 @@
-"""A small trained model in the shape of a larger one: the same output at the larger one's cost.
+"""Embed a small trained model in the shape of a larger model: the same output at the larger model's cost.
 
     python -m benchmarks.gpu.grown build/grown/8B --shape 8B
 
-End-to-end speedup depends on the text and on the cost of a forward pass. A small model is too cheap for a large card,
-and the output of a large one with random weights resembles no text. So a trained model's weights are copied into larger
-matrices of zeros: a wider hidden state whose rest stays zero, more heads and more feed-forward rows that contribute
-nothing, and more layers that add nothing. In exact arithmetic the logits, and with them the acceptance of every draft,
-are the small model's. Dense kernels take as long for zeros as for other weights.
+End-to-end speedup depends on the text and on the cost of a forward pass. A small model is too cheap for a large GPU,
+and the output of a large model with random weights does not resemble text. So a trained model's weights are copied into
+larger matrices of zeros: the added hidden dimensions stay zero, and added heads, feed-forward rows and layers
+contribute nothing. In exact arithmetic the logits, and with them the acceptance of every draft, equal the small
+model's. Dense kernels take as long for zeros as for other weights.
 
-Tokenizer and vocabulary stay the small model's, so the output layer is smaller than the shape's own.
+Tokenizer and vocabulary remain the small model's, so the output layer is smaller than that of the shape.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .shapes import SHAPES, Shape
 
 
 def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
-    """Return a model with the logits of `small` and the widths of `shape`; raises ValueError where `small` is wider.
+    """Return a model with the logits of `small` and the widths of `shape`; raises ValueError if `small` is wider.
 
-    Vocabulary and head size are those of `small`, and there are at least as many layers.
+    Vocabulary and head size are those of `small`. The model has at least as many layers as `small`.
     """
     config, head = small.config, small.config.head_dim
     heads = shape.hidden_size // head
@@ -91,7 +91,7 @@ def _widths(shape: Shape) -> dict[str, int]:
 
 
 def _heads(heads: int, small_group: int, group: int) -> list[int]:
-    """Where the heads of the small model go, so that those that share keys still do, or each has keys of its own."""
+    """Return the positions of the small model's heads: heads that share keys still do, or each gets its own keys."""
     if group < small_group:
         return [query * group for query in range(heads)]
     return [query // small_group * group + query % small_group for query in range(heads)]
@@ -106,11 +106,11 @@ def main(
     shape: Annotated[str, typer.Option(help=f"one of {', '.join(SHAPES)}")] = "8B",
     model: Annotated[str | None, typer.Option(help="folder or .gguf file of a llama; default SmolLM2-135M")] = None,
 ) -> None:
-    """Write the grown model and its tokenizer to a folder."""
+    """Write the grown model and its tokenizer to a folder, unless the folder has them."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"unknown shape {shape}; choose from {', '.join(SHAPES)}")
     if (output / "config.json").exists():
-        print(f"{output}: kept, it was made before")
+        print(f"{output} already exists and is kept")
         return
     small = loading.load(model or str(fetched()), "bfloat16", "cpu", None, False)
     large = grown(small.model, SHAPES[shape])

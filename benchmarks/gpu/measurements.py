@@ -1,4 +1,4 @@
-"""The measurements of one shape at one context length, each a row of its own."""
+"""Measurements of one shape at one context length, one row each."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from .rows import Row
 from .timing import filled, one_step, timed
 
 ALONE = (1, 64)
-"""Nodes of the steps whose forward pass is measured alone, and that are profiled."""
+"""Numbers of nodes for which the forward pass is measured separately, and the step is profiled."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is measured of each shape."""
+    """Measurements to run for each shape."""
 
     sizes: tuple[int, ...] = ROWS
-    """Nodes of captured steps."""
+    """Numbers of nodes of captured steps."""
     compared: tuple[int, ...] = (1, 8, 16, 32, 64)
-    """Nodes of the steps that are also measured eager, and captured with a compiled forward pass."""
+    """Numbers of nodes also measured eager, and captured with a compiled forward pass."""
     compiles: bool = True
-    """Whether torch compiles; without, the same is run uncompiled."""
+    """Whether torch compiles; if False, the same measurements run uncompiled."""
 
 
 EVERYTHING, FEW = Wanted(), Wanted((1, 8, 64), (1,), False)
 _ROUNDS = 20
-"""Forward passes that are measured alone."""
+"""Number of forward passes measured separately."""
 _GENERATED, _WARM = 24, 6
-"""Tokens that `generate` writes, and how many of them are not counted: the prompt's, and those that compile."""
+"""Tokens that `generate` emits, and how many of the first are not counted: prefill and compilation."""
 
 Measurement = Callable[[Target, int], Row]
 
 
 def measurements(shape: str, context: int, wanted: Wanted = EVERYTHING) -> Iterator[tuple[Row, Measurement]]:
-    """What is to be measured, and how."""
+    """Yield the keys of each row to measure, with the function that measures it."""
     at = {"shape": shape, "context": context}
     yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, partial(_generate, config=None)
     for nodes in wanted.sizes:
@@ -75,7 +75,7 @@ def measurements(shape: str, context: int, wanted: Wanted = EVERYTHING) -> Itera
 
 
 class Arrivals(BaseStreamer):
-    """When each token was there."""
+    """Records the arrival time of each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -84,13 +84,13 @@ class Arrivals(BaseStreamer):
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no tokens are buffered."""
 
 
 @torch.no_grad()
 def _generate(target: Target, context: int, config: CompileConfig | None, static: bool = False) -> Row:
-    """Seconds of a token of transformers' own `generate`: the median between two of them. `static`: with a static
-    cache, for which it compiles the forward pass as `config` says; the prompt is read by `generate` then.
+    """Return the median seconds between two tokens of transformers' own `generate`. With `static`, it uses a static
+    cache, compiles the forward pass as `config` specifies, and prefills the prompt itself.
     """
     fixed = {"cache_implementation": "static", "compile_config": config}
     given: dict[str, Any] = fixed if static else {"past_key_values": filled(target, context)}
@@ -120,7 +120,7 @@ def _step(target: Target, context: int, nodes: int) -> Row:
 
 
 def _compiled_step(target: Target, context: int, nodes: int, compiles: bool) -> Row:
-    """Seconds of a captured step whose forward pass torch compiles first: once for each shape, up to a minute."""
+    """Return the seconds of a captured step with a compiled forward pass. Compiling takes up to a minute per shape."""
     passes, eager = _passes(target), target.eager
     passes.forget()
     target.eager = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False, disable=not compiles)
@@ -133,7 +133,7 @@ def _compiled_step(target: Target, context: int, nodes: int, compiles: bool) -> 
 
 @torch.no_grad()
 def _eager_step(target: Target, context: int, nodes: int) -> Row:
-    """Seconds of the forward pass of an uncaptured step, to the choice at each node on the host: the best of some."""
+    """Return the seconds of an uncaptured forward pass, up to the argmax of each node on the host: best of several."""
     draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
     kept, best = filled(target, context), math.inf
     for done in range(_ROUNDS + 1):
@@ -148,8 +148,8 @@ def _eager_step(target: Target, context: int, nodes: int) -> Row:
 
 @torch.no_grad()
 def _forward(target: Target, context: int, nodes: int) -> Row:
-    """Seconds of the model's forward pass, run as a step runs it and with the same shapes, but alone: what of a step is
-    not this is overhead. The best of some rounds.
+    """Return the seconds of the model's forward pass alone, run as in a step and with the same shapes: the best of
+    several rounds. The rest of a step is overhead.
     """
     passes, draft, best = _passes(target), Draft(torch.zeros(nodes, dtype=torch.long), star(nodes)), math.inf
     passes.begin(target, filled(target, context), [context], context + nodes)
@@ -165,7 +165,7 @@ def _forward(target: Target, context: int, nodes: int) -> Row:
 
 @torch.no_grad()
 def _eager_profile(target: Target, context: int) -> Row:
-    """Of a pass over one token as `generate` makes it, without what it does between passes."""
+    """Profile a forward pass over one token as in `generate`, without the work of `generate` between passes."""
     cache = filled(target, context)
     ids = torch.ones(1, 1, dtype=torch.long, device=target.device)
 

@@ -1,4 +1,4 @@
-"""What a device did while something ran: how long it worked, and how long it waited for the host."""
+"""Device activity during a run: how long the device worked, and how long it waited for the host."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _LONGEST = 6
 
 
 def profiled(run: Callable[[], Any], device: torch.device, times: int = 8) -> dict[str, Any]:
-    """Of one run: `seconds` from the first operation on the device to the last, `busy` seconds in which there was one,
-    the number of `operations`, and the `longest` kinds, [name, seconds] each. On a CPU its own operations are meant.
+    """Return for one run: `seconds` from the first to the last operation on the device, `busy` seconds with an
+    operation running, the number of `operations`, and the `longest` kinds as [name, seconds]. On a CPU, operations are
+    torch's own.
     """
     run()
     synchronize(device)
@@ -40,14 +41,14 @@ def profiled(run: Callable[[], Any], device: torch.device, times: int = 8) -> di
 
 
 def _counts(event: FunctionEvent, device: torch.device) -> bool:
-    """Whether it is an operation of the device; on a CPU, one that is no part of another."""
+    """Return whether an event is an operation of the device; on a CPU, whether it is not part of another operation."""
     if device.type == "cuda":
         return event.device_type == torch.autograd.DeviceType.CUDA
     return event.cpu_parent is None and event.name.startswith("aten::")
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """How long there is at least one of them, in order of their beginnings."""
+    """Return the time covered by at least one span; `spans` are sorted by start."""
     total, until = 0.0, float("-inf")
     for start, end in spans:
         total += max(0.0, end - max(start, until))

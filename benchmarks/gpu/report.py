@@ -1,4 +1,4 @@
-"""The report: rows as tables, and whether the bars are passed."""
+"""The report: rows as tables, and whether the goals are met."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .shapes import SHAPES
 KINDS = ("eager", "captured", "compiled")
 _DEEPEST = 64
 MAT = 2.7
-"""Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
+"""MAT of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What a 7B model is to reach on a card like an H200."""
+    """A goal for a 7B model on a GPU like an H200."""
 
     name: str
     wanted: str
@@ -36,7 +36,7 @@ class Bar:
 
 
 class Times:
-    """Seconds of one shape at one length of context, by (what, kind, nodes)."""
+    """Seconds of one shape at one context length, by (what, kind, nodes)."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._seconds = {(row["what"], row["kind"], row["nodes"]): row["seconds"] for row in rows if "seconds" in row}
@@ -59,12 +59,12 @@ class Times:
         return self._seconds.get(("generate", "compiled", 1), float("nan"))
 
     def overhead(self, nodes: int) -> float:
-        """Share of a step that is not the forward pass."""
+        """Return the fraction of a step's time outside the forward pass."""
         return 1 - self.forward(nodes) / self.step(nodes)
 
     def by_nodes(self) -> np.ndarray | None:
-        """(nodes,) t(n) / t(1) of captured steps, whose drafts are filled up to the next size that was measured; None
-        where that of one node is missing.
+        """Return t(n) / t(1) of captured steps, (nodes,), with drafts padded to the next measured size; None if the
+        step of one node is missing.
         """
         sizes = sorted(n for what, kind, n in self._seconds if (what, kind) == ("step", "captured"))
         if sizes[:1] != [1]:
@@ -84,7 +84,7 @@ BARS = (
 
 
 KV_GOAL = 1.25
-"""Keys and values of an accelerated call, by those of a plain one, at most."""
+"""Maximum ratio of an accelerated call's keys and values to those of a plain call."""
 
 
 def write_report(folder: Path, rows: Rows, where: Row, command: str) -> None:
@@ -94,7 +94,7 @@ def write_report(folder: Path, rows: Rows, where: Row, command: str) -> None:
 
 
 def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
-    """The tables, in markdown; shapes in `order`."""
+    """Return the tables in Markdown, with shapes in `order`."""
     sizes = sorted({row["nodes"] for row in rows if row["what"] == "step"})
     by_place: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
@@ -108,9 +108,9 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         "# Captured passes on an accelerator",
         f"Written by `{command}`. {hardware}, {where['dtype']}, torch {where['torch']}, transformers "
         f"{where['transformers']}, commit {where['commit']}. Llama shapes with random weights; milliseconds, the best "
-        "of some rounds; a step goes from the draft on the host to what the host reads.",
-        "## Bars",
-        "They are set for the 7B shape on a card like an H200.",
+        "of several rounds; a step lasts from the draft on the host to the results on the host.",
+        "## Goals",
+        "The goals are set for the 7B shape on a GPU like an H200.",
         _table(
             [f"{bar.name} ({bar.wanted})" for bar in BARS],
             [[*place, *(judged(bar, times[place]) for bar in BARS)] for place in places],
@@ -120,8 +120,8 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
             ["eager generate", "compiled", *map(str, sizes), "the best tree"],
             [[*place, *_steps(times[place], sizes), _grown(times[place])] for place in places],
         ),
-        "The best tree: drafted nodes that bring most tokens per time, if candidates are right as often as the "
-        "shipped model's are, and what it would gain over plain steps.",
+        "The best tree: the number of drafted nodes that gives the most tokens per second, if candidates are accepted "
+        "as often as the shipped model's, and its speedup over plain steps.",
         "## Eager, captured and compiled steps",
         _table(
             [f"{kind} {nodes}" for nodes in EVERYTHING.compared for kind in KINDS],
@@ -130,14 +130,14 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
                 for place in places
             ],
         ),
-        "## The forward pass alone",
+        "## Forward pass",
         _table(
             [f"{nodes} nodes" for nodes in ALONE],
             [[*place, *(_ms(times[place].forward(nodes)) for nodes in ALONE)] for place in places],
         ),
-        "## What the device does",
-        "From its first operation to its last, milliseconds of one pass or step; the share in which it waits for the "
-        "host; how many operations there are, and what most of the time goes into, milliseconds each.",
+        "## Device activity",
+        "Milliseconds of one forward pass or step, from the first operation on the device to the last; the share of "
+        "time in which the device waits for the host; the number of operations, and the longest ones in milliseconds.",
         _table(["kind", "nodes", "ms", "waits", "operations", "longest"], map(_profile, profiles)),
         *_whole_calls(rows),
         *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
@@ -146,18 +146,19 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
 
 
 def _whole_calls(rows: list[Row]) -> Iterator[str]:
-    """The tables of `benchmarks.gpu.calls`, as far as it has run."""
+    """Yield the tables of `benchmarks.gpu.calls` for the measurements that have run."""
     measured = [row for row in rows if "error" not in row]
     if memory := [row for row in measured if row["what"] == "memory"]:
         yield "## Memory of a call"
         yield (
-            "Peak allocation beside the weights, GiB; that of keys and values of a plain call; and keys and values of "
-            f"the call by those, if all that is more than in `generate` is keys and values: at most {KV_GOAL}."
+            "Peak allocation besides the weights; keys and values of a plain call, both in GiB; and the call's keys "
+            "and values relative to those, if everything beyond the peak of `generate` is keys and values (goal: at "
+            f"most {KV_GOAL})."
         )
         plain = {(row["shape"], row["context"]): row["bytes"] for row in memory if row["kind"] == "generate"}
         yield _table(["kind", "peak", "keys and values", "ratio"], [_memory(row, plain) for row in memory])
     if starts := [row for row in measured if row["what"] == "start"]:
-        yield "## First token, and what `accelerate` takes"
+        yield "## Time to first token, and time of `accelerate`"
         yield "Milliseconds to the first token of a later call; seconds of `accelerate` and of the first call."
         yield _table(
             ["kind", "first token", "accelerate", "first call"],
@@ -169,7 +170,7 @@ def _whole_calls(rows: list[Row]) -> Iterator[str]:
     experts = [row for row in measured if row["what"] == "experts" and "seconds" in row]
     if experts:
         yield "## Kernels of experts"
-        yield "Milliseconds of a forward pass over so many rows, and the kernels of passes after the prompt."
+        yield "Milliseconds of a forward pass by number of rows, and the kernels of forward passes after the prompt."
         yield _table(["kind", "rows", "ms"], [[*_key(row), row["nodes"], _ms(row["seconds"])] for row in experts])
         yield from (
             f"- {row['shape']}: {name} runs {kernels}"
@@ -193,7 +194,7 @@ def _memory(row: Row, plain: dict[tuple[str, int], int]) -> list[Any]:
 
 
 def _table(columns: list[str], rows: Iterable[list[Any]]) -> str:
-    """Columns after those of the shape and the context."""
+    """Return a table whose first columns are shape and context, followed by `columns`."""
     cells = [[str(value) for value in row] for row in rows]
     return Table("", pd.DataFrame(cells, columns=["shape", "context", *columns])).markdown()
 
@@ -203,7 +204,7 @@ def _steps(times: Times, sizes: list[int]) -> list[str]:
 
 
 def _profile(row: Row) -> list[Any]:
-    """Where a pass over one token, or a step, leaves the device waiting."""
+    """Return the cells of a profile: time, share of waiting, operations, longest operations."""
     waits = f"{1 - row['busy'] / row['seconds']:.1%}"
     longest = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in row["longest"][:4])
     place = [row["shape"], row["context"], row["kind"], row["nodes"]]
@@ -211,7 +212,7 @@ def _profile(row: Row) -> list[Any]:
 
 
 def judged(bar: Bar, times: Times) -> str:
-    """What was reached, and whether it is enough."""
+    """Return the measured value, and whether it meets the goal."""
     value = bar.value(times)
     if value != value:
         return NONE

@@ -1,4 +1,4 @@
-"""The rows of a card: one measurement a line, of one machine and commit."""
+"""Rows of GPU measurements: one measurement per line, of one machine and commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of this machine and commit, in a file that only grows."""
+    """Rows of this machine and commit, in an append-only file."""
 
     def __init__(self, folder: Path, setting: Row) -> None:
         self.path, self.setting = folder / "rows.jsonl", setting
@@ -35,7 +35,7 @@ class Rows:
 
 
 def opened(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Rows, Row]:
-    """Return the rows of a folder under the conditions of this machine and commit, and these conditions."""
+    """Return the rows of a folder measured on this machine and commit, and the conditions of new rows."""
     where = environment(made("tiny", 64, device, dtype), "llama shapes, random weights")
     names = ("accelerator", "cpu", "threads", "dtype", "torch", "transformers", "commit")
     return Rows(folder, {**{name: where[name] for name in names}, "system": platform.system()}), where

@@ -1,4 +1,4 @@
-"""Shapes of models with random weights: what a step costs does not depend on what the weights say."""
+"""Shapes of models with random weights: the cost of a step does not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a llama's configuration decides what it costs."""
+    """The part of a llama's configuration that determines its cost."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -29,9 +29,9 @@ class Shape:
     intermediate_size: int
     vocab_size: int
     window: int | None = None
-    """Tokens that every layer looks back, as in Mistral; None: all."""
+    """Size of the sliding window of every layer, as in Mistral; None: no window."""
     experts: int = 0
-    """Experts of each layer, eight of which a token uses, as in Qwen3-MoE; 0: a dense model."""
+    """Number of experts per layer, of which a token uses eight, as in Qwen3-MoE; 0: a dense model."""
 
 
 SHAPES = {  # Llama 3.2 1B and 3B, Llama 3 8B (grouped queries), Llama 2 7B (a key head for each query)
@@ -49,7 +49,7 @@ SHAPES = {  # Llama 3.2 1B and 3B, Llama 3 8B (grouped queries), Llama 2 7B (a k
 
 
 def made(shape: str, longest: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of that shape with random weights, for texts of `longest` tokens."""
+    """Return a model of a shape with random weights, for sequences of up to `longest` tokens."""
     sizes = dict(vars(SHAPES[shape]))
     window, experts = sizes.pop("window"), sizes.pop("experts")
     shared = {"max_position_embeddings": longest, "bos_token_id": None, "eos_token_id": None, "dtype": dtype}

@@ -1,4 +1,4 @@
-"""The stages of a session on a CUDA card, in the order of their worth, each a command that resumes where it stopped."""
+"""Stages of the GPU measurements, most valuable first; each is a command that resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("generate", "prompt_lookup_hf:n=10", "plain", "published", "recycling")
-"""`plain` is our own loop without drafts: captured on a card, so it is the baseline of captured decoding."""
+"""`plain` is our own loop without drafts; it is captured on a GPU, so it is the baseline of captured decoding."""
 BATCHES = (1, 8, 32)
 Command = tuple[str, ...]
 _VLLM = ("vllm", "arctic_inference")  # suffix decoding in vLLM is in a package of its own
@@ -19,24 +19,24 @@ _VLLM = ("vllm", "arctic_inference")  # suffix decoding in vLLM is in a package 
 
 @dataclass(frozen=True)
 class Stage:
-    """Work of one kind."""
+    """Measurements of one kind."""
 
     name: str
     minutes: float
-    """Estimated, on an H100."""
+    """Estimated time on an H100."""
     sizes: tuple[tuple[Command, ...], ...]
-    """Commands to run one after the other, for each size. Where one is out of memory, the next size is tried."""
+    """Commands to run in order, for each size. If a command runs out of memory, the next size is tried."""
     needs: tuple[str, ...] = ()
-    """Libraries without which the stage is skipped."""
+    """Required libraries; the stage is skipped without them."""
 
     @property
     def missing(self) -> list[str]:
-        """Libraries that are not installed."""
+        """Return the required libraries that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
 def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
-    """The stages on a card. `model` is a folder or .gguf file, `data` that of `token-recycling bench`."""
+    """Yield the stages on a GPU. `model` is a folder or .gguf file, `data` is as for `token-recycling bench`."""
     yield Stage("tests", 10, ((_module("pytest", "-q", "-m", "cuda", "--device", "cuda"),),))
     for shape, minutes in (("8B", 10), ("3B", 8), ("1B", 6), ("7B", 9)):
         steps = _module("benchmarks.gpu.steps", "--shape", shape, "--seconds", "36000", "--output", str(output))
@@ -67,7 +67,7 @@ def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
 
 
 def rehearsal(output: Path) -> Iterator[Stage]:
-    """The same programs with tiny models on the CPU: they show that the commands run, not how fast."""
+    """Yield the same programs with tiny models on the CPU, which test the commands, not their speed."""
     model, data, grown = str(ROOT / "models" / "target"), str(ROOT / "models" / "prompts"), output / "grown"
     less = ("--device", "cpu", "--limit", "1", "--max-new-tokens", "8", "--threads", "1")
     yield Stage(
@@ -96,7 +96,7 @@ def _each(option: str, values: Sequence[object]) -> Command:
 
 
 def _halved(batches: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The batches, then the largest one halved again and again."""
+    """Yield the batches, then repeatedly with the largest batch halved."""
     some = tuple(batches)
     while some[-1] > 1:
         yield some

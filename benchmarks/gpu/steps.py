@@ -1,12 +1,12 @@
-"""Step times of Llama shapes with random weights, against `generate`: `python -m benchmarks.gpu.steps`.
+"""Step times of Llama shapes with random weights, compared with `generate`: `python -m benchmarks.gpu.steps`.
 
-No download is needed. For every shape and context length it measures a token of transformers' own `generate`, eager
-and compiled with a static cache; eager, captured, and captured and compiled steps of 1 to 256 nodes; the forward pass
-of a step alone; and how long the device works and waits in each. Then it writes a table with the bars to pass.
+No download is needed. For every shape and context length the program measures a token of transformers' own `generate`,
+eager and compiled with a static cache; eager, captured, and captured and compiled steps of 1 to 256 nodes; the forward
+pass of a step alone; and the device's busy and waiting time in each. Then it writes a table with the goals.
 
-Every measurement is a row of `rows.jsonl`, written at once. A run that is stopped, or whose time is up (`--seconds`),
-resumes when it is started again; rows of another machine or commit are measured again. A shape that does not fit into
-memory ends the program with the error; what was measured before stays.
+Every measurement is written immediately as a row of `rows.jsonl`. A run that is interrupted, or reaches its time limit
+(`--seconds`), resumes when it is started again; rows of another machine or commit are measured again. A shape that does
+not fit into memory ends the program with the error; earlier rows are kept.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Job:
     say: Console
 
     def measure(self, shape: str) -> bool:
-        """Measures what is missing of a shape; False if the time was up before."""
+        """Run the missing measurements of a shape; return False if the time ran out first."""
         wanted = [one for context in self.contexts for one in measurements(shape, context, self.wanted)]
         missing = [(key, run) for key, run in wanted if not self.rows.has(**key)]
         if not missing:
@@ -65,7 +65,7 @@ class Job:
         return True
 
     def _measured(self, target: Target, context: int, run: Measurement) -> Row:
-        """Run one measurement; an error is its row and does not stop the others."""
+        """Run one measurement; an error becomes its row and does not stop the others."""
         try:
             return run(target, context)
         except torch.OutOfMemoryError:
@@ -77,32 +77,32 @@ class Job:
 def main(
     shape: Annotated[list[str] | None, typer.Option(help="8B, 3B, 1B, 7B or tiny; repeatable")] = None,
     context: Annotated[list[int] | None, typer.Option(help="tokens of context; repeatable")] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program")] = "cuda",
-    dtype: Annotated[str, typer.Option(help="type of the weights")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cuda, or cpu to test the program")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="data type of the weights")] = "bfloat16",
     seconds: Annotated[
-        float, typer.Option(help="no measurement begins after this many seconds; run again to go on")
+        float, typer.Option(help="start no measurement after this many seconds; a later run resumes")
     ] = 480,
-    few: Annotated[bool, typer.Option("--few", help="few sizes and no compiler, to try the program")] = False,
-    output: Annotated[Path, typer.Option(help="folder of rows.jsonl and report.md")] = ROOT
+    few: Annotated[bool, typer.Option("--few", help="few sizes and no compiler, to test the program")] = False,
+    output: Annotated[Path, typer.Option(help="folder for rows.jsonl and report.md")] = ROOT
     / "docs"
     / "results"
     / "gpu",
 ) -> None:
-    """Measures what is missing, and writes the report. Exit status 3 if there is more to do."""
+    """Run the missing measurements, and write the report. Exit status 3 if some are left."""
     until, say = time.monotonic() + seconds, Console(stderr=True, width=120)
     shapes, contexts = shape or ["8B", "3B", "1B", "7B"], sorted(context or [512, 2048, 8192])
     unknown = sorted({*shapes} - {*SHAPES})
     if unknown:
         raise typer.BadParameter(f"unknown shape {', '.join(unknown)}; choose from {', '.join(SHAPES)}")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise typer.BadParameter(f"no CUDA device for --device {device}; --device cpu --shape tiny tries the program")
+        raise typer.BadParameter(f"no CUDA device found for --device {device}; test with --device cpu --shape tiny")
     transformers.utils.logging.set_verbosity_error()
     rows, where = opened(output, torch.device(device), getattr(torch, dtype))
     job = Job(rows, contexts, torch.device(device), getattr(torch, dtype), until, FEW if few else EVERYTHING, say)
     done = all(list(map(job.measure, shapes)))
     command = "python -m benchmarks.gpu.steps " + " ".join(sys.argv[1:])
     write_report(output, rows, where, command.strip())
-    say.print(f"{output / 'report.md'}: " + ("all measured" if done else "there is more to measure: run it again"))
+    say.print(f"{output / 'report.md'}: " + ("all measured" if done else "some measurements are left; run it again"))
     if not done:
         raise typer.Exit(3)
 

@@ -1,4 +1,4 @@
-"""Times steps with captured passes over n nodes."""
+"""Timing of steps with captured forward passes over n nodes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PROMPT = 16
 def timed(
     target: Target, passes: CapturedPasses, length: int, sizes: Sequence[int], seconds: float, k: int = 8
 ) -> dict[int, float]:
-    """Seconds of a step by number of nodes, which are filled up to a bucket, after `length` tokens: from the draft on
-    the host to what the host reads, `k` candidates for every node among it.
+    """Return the seconds of a step by number of nodes, padded to a bucket, after `length` tokens: from the draft on the
+    host to the results on the host, which include `k` candidates per node.
     """
     passes.begin(target, filled(target, length), [length], length + max(sizes))
     best: dict[int, float] = {}
@@ -47,8 +47,8 @@ def timed(
 
 
 def one_step(target: Target, passes: CapturedPasses, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
-    """A step of `nodes` nodes after `length` tokens of a sequence that `passes` has begun: from the draft on the host
-    to what the host reads. To be called without gradients.
+    """Return a function that runs a step of `nodes` nodes after `length` tokens of a sequence that `passes` has begun,
+    from the draft on the host to the results on the host. Call the function without gradients.
     """
     draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
 
@@ -61,7 +61,7 @@ def one_step(target: Target, passes: CapturedPasses, length: int, nodes: int, k:
 
 
 def filled(model: Target, length: int) -> TreeCache:
-    """A cache as after `length` tokens. Where the layers allow it, a few tokens' states are repeated."""
+    """Return a cache as after `length` tokens. Where the layers allow it, the states of a few tokens are repeated."""
     cache = model.new_cache()
     tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded
     prefill(model, [tokens], cache)
