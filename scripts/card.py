@@ -1,4 +1,4 @@
-"""The model card of a shipped model, written from the figures of its training."""
+"""Write the model card of a shipped model from the figures of its training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES = {
 
 
 def model_card(name: str, figures: dict[str, Any]) -> str:
-    """Markdown with the metadata block that the hub reads; `figures` as in training.json."""
+    """Return the card as Markdown with the hub's metadata block; `figures` are those of training.json."""
     licences = "\n".join(f"| {package} | {licence} |" for package, licence in figures["licences"].items())
     return f"""---
 license: apache-2.0

@@ -1,8 +1,8 @@
-"""The training text: Python source that any machine has, split by file name and turned into token ids.
+"""Training text: Python source that any machine has, split by file name and encoded as token ids.
 
-The corpus is the standard library of the running interpreter plus the packages installed beside it, so that anyone can
-rebuild it without a download. A file is held out by its *name* (a hash of it), never by chance, so that the same files
-are held out on every machine; a training file with the text of a held-out one is dropped.
+The corpus is the standard library of the running interpreter plus the installed packages, so anyone can rebuild it
+without a download. Files are held out by a hash of their *name*, not at random, so that all machines hold out the same
+files. A training file with the same text as a held-out file is dropped.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 HELD_OUT_SHARE = 64
-"""One file in this many is held out."""
+"""One of this many files is held out."""
 
 MAX_FILE_BYTES = 100_000
 MAX_LINE_CHARACTERS = 400
 
-# A line break takes the indentation after it along, so that the shape of a line costs one token; a name takes the
-# dot, underscore or space before it; digits come in groups of at most three.
+# A line break includes the indentation after it, so that both cost one token. A name includes a dot, underscore or
+# space before it. Digits form groups of at most three.
 _PIECES = Regex(r"\n\s*|[ ._]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the corpus: `name` is its path below the root it was found in, with the root's own name before it."""
+    """One file of the corpus; `name` is the name of its root followed by the path below the root."""
 
     name: str
     text: str
@@ -45,12 +45,12 @@ class Source:
 
 
 def default_roots() -> dict[str, Path]:
-    """The standard library and the installed packages of the running interpreter."""
+    """Return the folders of the standard library and of installed packages."""
     return {"stdlib": Path(sysconfig.get_path("stdlib")), "site": Path(sysconfig.get_path("purelib"))}
 
 
 def read_sources(roots: dict[str, Path]) -> list[Source]:
-    """All usable files below `roots`, sorted by name; exact copies appear once (a held-out copy wins)."""
+    """Return all usable files below `roots`, sorted by name; exact copies appear once (a held-out copy wins)."""
     sources: dict[str, Source] = {}
     for root_name, root in roots.items():
         for path in sorted(root.rglob("*.py")):
@@ -68,9 +68,7 @@ def read_sources(roots: dict[str, Path]) -> list[Source]:
 
 
 def _usable_text(path: Path) -> str | None:
-    """The file's text, or None for what is unlikely to be written by hand: too short, too long, long lines, encodings
-    other than UTF-8.
-    """
+    """Return the file's text, or None if it is not UTF-8 or probably not handwritten: too short or long, long lines."""
     raw = path.read_bytes()
     if not 200 <= len(raw) <= MAX_FILE_BYTES:
         return None
@@ -84,7 +82,7 @@ def _usable_text(path: Path) -> str | None:
 
 
 def licences(sources: list[Source]) -> dict[str, str]:
-    """Licence of every package in the corpus, as its metadata states it; the standard library's is the PSF licence."""
+    """Return the license of every package in the corpus, as stated in its metadata; the PSF license for the library."""
     tops = {source.name.split("/")[1].removesuffix(".py") for source in sources if source.name.startswith("site/")}
     stated = {"python standard library": "PSF-2.0"}
     for top, distributions in sorted(metadata.packages_distributions().items()):
@@ -99,7 +97,7 @@ def licences(sources: list[Source]) -> dict[str, str]:
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text round-trips exactly, and id 0 is the end of a text."""
+    """Train a byte-level BPE tokenizer: any text round-trips exactly, and id 0 is the end-of-text token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -122,10 +120,10 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, sources: list[Source], seed: int = 0) -> np.ndarray:
-    """All sources in a seeded order as one uint16 array, an end-of-text token after each."""
+    """Return all sources, in seeded order, as one uint16 array with an end-of-text token after each source."""
     if len(tokenizer) > 2**16:
         raise ValueError(
-            f"expected a vocabulary of at most 65,536 tokens (ids are stored in 16 bits), got {len(tokenizer)}"
+            f"the vocabulary must have at most 65,536 tokens, got {len(tokenizer)}: ids are stored in 16 bits"
         )
     order = list(sources)
     random.Random(seed).shuffle(order)

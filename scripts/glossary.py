@@ -1,8 +1,8 @@
-"""Find home-made words in documentation, docstrings and comments, and say which term of the field to write.
+"""Find home-made words in documentation, docstrings and comments, and print the field's term for each.
 
-    python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md, docs/ and all Python files but tests
+    python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md, docs/ and Python files except tests
 
-Code blocks and `code` are not checked. `make lint` runs it; it ends with status 1 if it finds anything.
+Code blocks and `code` are not checked. `make lint` runs this script; it exits with status 1 if it finds anything.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]+`|^    .*$", re.M | re.S)
 
 
 def blank(found: re.Match[str]) -> str:
-    """Spaces and line ends of the same length, so that line numbers stay."""
+    """Replace a match by spaces and its line breaks, so that line numbers stay the same."""
     return re.sub(r"\S", " ", found[0])
 
 
 def prose_of(file: Path) -> list[tuple[int, str]]:
-    """The prose of a file, with the number of the line that each piece begins in."""
+    """Return the prose of a file in pieces, each with the number of its first line."""
     text = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
         return [(1, _CODE.sub(blank, text))]
@@ -61,7 +61,7 @@ def prose_of(file: Path) -> list[tuple[int, str]]:
 
 
 def findings(file: Path) -> list[str]:
-    """One line for each term found in a file."""
+    """Return one line for each term found in a file."""
     lines = []
     for first, prose in prose_of(file):
         for term, instead in TERMS.items():

@@ -1,6 +1,6 @@
-"""Speedup by job: the tables of docs/benchmarks.md, and the README's picture and table, from measured rows.
+"""Speedup by job: generate the tables of docs/benchmarks.md, and the README's picture and table, from measured rows.
 
-    python -m scripts.job_tables            fills them from docs/results/quick; a test fails if they are stale
+    python -m scripts.job_tables            updates them from docs/results/quick; a test fails if they are stale
     python -m scripts.job_tables FOLDER     writes jobs.md and jobs.svg into a folder of measurements
 
 `make bench-quick` measures the rows.
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 README, PAGE, PICTURE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "jobs.svg"
 ROWS = ROOT / "docs" / "results" / "quick"
 AGAIN = "same prompt again"
-"""A job of which the table of methods has nothing: a drafter that has learned the output need not draft well."""
+"""A job excluded from the table of methods: a drafter that has learned the output need not draft well."""
 NAMES = {
     "recycling": "**`recycling`, the default**",
     "cold:recycling": "the same, drafter cold",
@@ -48,20 +48,20 @@ NAMES = {
     "assistant:model=models/draft": "draft model of 1M parameters",
     "plain": "this loop without drafts",
 }
-"""Methods of the README's table, as far as they were measured, in its words."""
+"""Methods of the README's table, if measured, with their names in the table."""
 DIFFERS = "differs"
-"""Instead of the speedup of other outputs than the baseline's, as where a method breaks the grammar."""
+"""Replaces the speedup if outputs differ from the baseline's, as when a method violates the grammar."""
 FAR = 1.0
-"""Margin of logits that rounding explains in no dtype: the output is wrong."""
+"""Logit margin that rounding cannot explain in any dtype: the output is wrong."""
 LOOPS = 0.25
-"""Share of a baseline's output in loops from which its prompt is left out: loops flatter methods that look back."""
+"""Share of loops in a baseline's output from which the prompt is excluded: loops favor methods that copy."""
 FEWEST = 3
-"""Prompts below which no confidence interval is given."""
+"""Minimum number of prompts for a confidence interval."""
 LIGHT, DARK = "#a9c1f0", "#2f5fc4"
 
 
 class Jobs:
-    """The jobs of a comparison, which are its categories, and the speedups of its methods in each."""
+    """The jobs of a comparison (its categories), and the speedups of its methods in each."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison, self.labels = comparison, comparison.labels
@@ -69,37 +69,37 @@ class Jobs:
 
     @cached_property
     def looping_prompts(self) -> set[str]:
-        """The prompts whose baseline output is a loop to a good part."""
+        """Prompts whose baseline output consists of loops to `LOOPS` or more."""
         rows = finished(self.comparison.rows)
         rows = rows[rows["method"] == self.comparison.baseline]
         return set(rows.loc[rows["loop_tokens"] >= LOOPS * rows["tokens"], "prompt"])
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
-        """The rows that count: those of prompts whose baseline does not loop."""
+        """Rows of the prompts whose baseline does not loop; only these rows count."""
         pairs = self.comparison.pairs
         return pairs[~pairs["prompt"].isin(self.looping_prompts)]
 
     @cached_property
     def speedups(self) -> pd.DataFrame:
-        """A line for each job, a column for each method; NaN where there is no speedup."""
+        """Speedups with one row per job and one column per method; NaN if there is none."""
         speedups = speedup_of(self.pairs.groupby(["category", "method"])[TERMS].sum()).unstack("method")
         return speedups.reindex(index=self.names, columns=list(self.labels))
 
     @cached_property
     def overall(self) -> pd.Series:
-        """By method, of all jobs."""
+        """Speedups over all jobs, by method."""
         return speedup_of(self.pairs.groupby("method")[TERMS].sum()).reindex(list(self.labels))
 
     @cached_property
     def wrong(self) -> set[tuple[str, str]]:
-        """Methods and jobs with an output that rounding does not explain."""
+        """Pairs of method and job with an output that rounding cannot explain."""
         rows = self.comparison.rows
         return set(rows.loc[rows["margin"] > FAR, ["method", "category"]].itertuples(index=False, name=None))
 
     @cached_property
     def last_turns(self) -> pd.DataFrame:
-        """Speedup of the time to the first token of the last turn, as `speedups`, of conversations."""
+        """Speedups of the time to first token in the last turn of conversations, in the form of `speedups`."""
         rows = finished(self.comparison.rows)
         rows = rows[rows["turns"].fillna(1).astype(int) > 1]
         seconds = rows.groupby(["category", "method"])["last_first_token_seconds"].sum().unstack("method")
@@ -107,23 +107,23 @@ class Jobs:
         return 1 / seconds.div(seconds[self.comparison.baseline], axis=0)
 
     def pairs_of(self, method: str, jobs: Collection[str] | None = None) -> pd.DataFrame:
-        """The rows of a method that count, of all jobs or some."""
+        """Return the rows of a method that count, of all jobs or of some."""
         pairs = self.pairs[self.pairs["method"] == method]
         return pairs if jobs is None else pairs[pairs["category"].isin(jobs)]
 
     def is_drafted(self, method: str) -> bool:
-        """Whether our loop drafted."""
+        """Return whether the method drafted in our loop."""
         rows = self.comparison.rows
         return bool(rows.loc[rows["method"] == method, "nodes"].astype(bool).any())
 
     def head(self, method: str) -> str:
-        """The head of a method's column; a method that was also measured cold is the warm one."""
+        """Return the heading of a method's column; a method that was also measured cold is labeled warm."""
         label = self.labels[method].removeprefix("transformers ").replace("plain decoding in this loop", "no drafts")
         return f"{label}, warm" if f"{COLD}{method}" in self.labels else label
 
 
 def jobs_of(summary: Summary) -> list[Jobs]:
-    """Return the jobs of each comparison of generated outputs, where speedups of several were measured."""
+    """Return the jobs of each comparison of generated outputs that has speedups of several jobs."""
     return [
         Jobs(comparison)
         for comparison in summary.main
@@ -161,13 +161,13 @@ def job_table(jobs: Jobs) -> Table:
 
 
 def _overall(jobs: Jobs, method: str) -> str:
-    """Return the speedup over all prompts, with its confidence interval; none where some outputs are wrong."""
+    """Return the speedup over all prompts, with its confidence interval, or `NONE` if some outputs are wrong."""
     pairs = jobs.pairs_of(method)
     return NONE if pairs.empty or any(wrong == method for wrong, _ in jobs.wrong) else _with_interval(pairs)
 
 
 def _with_interval(pairs: pd.DataFrame) -> str:
-    """Return the speedup of some rows, with its confidence interval unless they are too few."""
+    """Return the speedup over some rows, with its confidence interval unless there are too few rows."""
     speedup = overall_speedup(pairs)
     return f"{speedup:.2f}" if len(pairs) < FEWEST else with_interval(speedup, interval_of(pairs))
 
@@ -178,8 +178,8 @@ def _identical(comparison: Comparison, method: str) -> str:
 
 
 def share_table(jobs: Jobs) -> Table | None:
-    """Return what the loop without drafts gains over the baseline, and what drafts add to it, by job; of methods that
-    were also forced only with the baseline's output. None where plain decoding or drafts were not measured.
+    """Return, by job, the speedup of the loop without drafts over the baseline, and of drafts over this loop. A method
+    that was also measured forced counts only forced. None if plain decoding or drafts were not measured.
     """
     plain = [method for method in jobs.labels if method.removeprefix(FORCED) == REPLAY_BASELINE]
     drafted = [
@@ -216,7 +216,7 @@ def job_caption(jobs: Jobs, clock: str = "wall") -> str:
 
 
 def conditions(comparison: Comparison) -> str:
-    """Return model, machine, releases, commit, and what was decoded."""
+    """Return model, machine, releases, commit, and the decoding settings."""
     rows = comparison.rows
     where = rows["environment"].iloc[-1]
     facts = {name: escaped(str(where.get(name, "unknown"))) for name in ("cpu", "torch", "transformers", "commit")}
@@ -233,13 +233,12 @@ def conditions(comparison: Comparison) -> str:
 def method_table(
     runs: Mapping[str, Jobs], names: Mapping[str, str] | None = None, without: Collection[str] = ()
 ) -> Table | None:
-    """Return a line for each method of the first run, the fastest first: its speedup over all prompts, that of its
-    slowest and of its fastest job, and its speedup in the other runs.
+    """Return a row for each method of the first run, fastest first: its speedup over all prompts, in its slowest and in
+    its fastest job, and its speedup in the other runs. None without runs.
 
-    `runs` are jobs by the head of their columns; `names` are words for methods, and leave out those without. All cells
-    are of the same prompts: the jobs `without` do not count, nor those in which an output of any method is wrong, as
-    the note says. In another run the figure is of the method that decodes the tokens of the baseline, if there is one.
-    None without runs.
+    `runs` maps column headings to jobs. `names` maps methods to names; other methods are omitted. All cells cover the
+    same prompts: the note lists the excluded jobs, which are those in `without` and those with a wrong output of any
+    method. In other runs the figure is that of the forced method, if it was measured.
     """
     if not runs:
         return None
@@ -273,11 +272,11 @@ def method_table(
     return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns), f"{note}.")
 
 
-# The picture
+# Picture
 
 
 def job_plot(summary: Summary) -> Plot | None:
-    """Return the picture of the run in float32, whose outputs are identical, else of the first; None without plain
+    """Return the picture of the float32 run, whose outputs are identical, or else of the first run; None without plain
     decoding and a drafter.
     """
     runs = {jobs.comparison.run: jobs for jobs in reversed(jobs_of(summary))}
@@ -298,15 +297,15 @@ def job_plot(summary: Summary) -> Plot | None:
 
 
 def _drafter(jobs: Jobs) -> str | None:
-    """Return the method that stands for this library: the default drafter, warm, else the fastest drafter."""
+    """Return the method that represents this library: the default drafter, warm, or else the fastest drafter."""
     own = [method for method in jobs.labels if method not in BASELINES and jobs.is_drafted(method)]
     return "recycling" if "recycling" in own else next((m for m in jobs.comparison.speedups.index if m in own), None)
 
 
 @styled
 def _drawn(speedups: pd.DataFrame, drafter: str, ticks: Mapping[str, str]) -> Plot:
-    """Draw a bar for each job: the share of the loop without drafts light, that of the drafts dark, and a tick for each
-    of some other methods, by name and label. Readable in 400 pixels and on dark pages, which is why it has a ground.
+    """Draw a bar for each job: light for the loop without drafts, dark for the drafts, with a tick for each method in
+    `ticks`, which maps methods to labels. The picture is readable at 400 pixels, and has a background for dark pages.
     """
     figure, (axes,) = canvas(0.75 + 0.3 * len(speedups))
     markers, labelled = dict(zip(ticks, "|d", strict=False)), set[str]()
@@ -336,19 +335,19 @@ def _drawn(speedups: pd.DataFrame, drafter: str, ticks: Mapping[str, str]) -> Pl
 
 
 def between(marks: str, page: str, text: str) -> str:
-    """Return a page with the text between its marks."""
+    """Return a page with `text` between the comments named `marks`."""
     marked = re.compile(rf"(?<=<!-- {marks} -->\n).*?(?=<!-- end of {marks} -->)", re.S)
     assert marked.search(page), f"the page has no <!-- {marks} -->"
     return marked.sub(lambda _: f"\n{text}\n", page)
 
 
 def short(markdown: str) -> str:
-    """Return tables without the padding of their cells."""
+    """Return Markdown tables without cell padding."""
     return re.sub(r"(:?)-{3,}(:?)", r"\1--\2", re.sub(r" {2,}", " ", markdown))
 
 
 def tables(summary: Summary) -> str:
-    """Return the tables by job of every run, with their caption."""
+    """Return the tables by job of all runs, with their caption."""
     runs = jobs_of(summary)
     if not runs:
         raise ValueError("no speedups of several jobs were measured")
@@ -361,12 +360,12 @@ def tables(summary: Summary) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return docs/benchmarks.md with the tables of the rows and their caption."""
+    """Return docs/benchmarks.md with up-to-date tables and caption."""
     return between("jobs", page, tables(read(ROWS)))
 
 
 def with_methods(page: str) -> str:
-    """Return the README with the table of methods and its conditions."""
+    """Return the README with an up-to-date table of methods and its conditions."""
     runs = {jobs.comparison.run: jobs for jobs in jobs_of(read(ROWS))}
     first = runs["float32"]
     table = method_table({"float32": first, **runs}, NAMES, without=[AGAIN])
@@ -378,13 +377,13 @@ def with_methods(page: str) -> str:
 
 
 def picture(folder: Path = PICTURE.parent, rows: Path = ROWS) -> bytes:
-    """Draw the picture of the rows into a folder."""
+    """Draw the picture of the rows, save it in a folder, and return the file's bytes."""
     plot = job_plot(read(rows))
     return b"" if plot is None else plot.save(folder).read_bytes()
 
 
 def main(folder: Path | None) -> None:
-    """Write what a folder of measurements gives, or fill the documentation from its own."""
+    """Write jobs.md and jobs.svg into a folder of measurements, or update the documentation if it is None."""
     if folder is not None:
         (folder / "jobs.md").write_text(f"# Speedup by job\n\n{tables(read(folder))}", encoding="utf-8")
         picture(folder, folder)

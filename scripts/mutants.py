@@ -1,21 +1,22 @@
-"""Random mutants: does a test fail where a piece of the package is changed?
+"""Mutation testing: does a test fail if a piece of the package is changed?
 
-    python scripts/mutants.py coverage [TESTS ...]    runs tests, and keeps which blocks each of them runs
+    python scripts/mutants.py coverage [TESTS ...]    runs tests, and records the blocks that each test runs
     python scripts/mutants.py run [--number 300]      runs mutants of a sample that have no result yet
-    python scripts/mutants.py report                  prints rates by module, and the mutants that live
+    python scripts/mutants.py report                  prints rates by module, and the surviving mutants
 
-cosmic-ray finds the places and makes the mutants. The sample is drawn with a fixed seed: a place each, then one of its
-mutations. Left out are modules with compiled functions, and annotations, which nothing evaluates.
+cosmic-ray finds locations and creates mutants. The sample has a fixed seed: random locations, and for each of them one
+of its mutations. Modules with compiled functions are excluded, as are annotations, which are never evaluated.
 
-A mutant's tests are those that run its block of statements, as many as took `--seconds` together: those that have seen
-another mutant of the module first, then those that run little besides it. It is killed where one fails that passes
-without it. Where one takes many times as long as without it, it hangs, and is counted apart; all times are those of the
-processor. So a mutant that lives was seen by these tests and not found, and one that no test runs is reported as such.
+A mutant's tests are those that run its block of statements, up to `--seconds` in total: first tests that have killed
+another mutant of the module, then tests that run little other code. The mutant is killed if a test fails that passes
+without it. A mutant with a test that takes many times as long as usual hangs, and is counted separately. All times are
+processor times. So a surviving mutant was run by its tests but not detected; a mutant that no test runs is reported as
+such.
 
-One process collects all tests, and forks for each mutant: the child changes the code of the functions that are already
-imported, and runs its tests. Where a mutant changes what is evaluated at import, the child imports the package and
-collects its tests again. The coverage copies the tracked files to build/mutants/tree, and all is run there; with TESTS
-it copies the tests alone, and adds to what is known. Mutants with a result are not run again.
+One process collects all tests, and forks for each mutant: the child changes the code of functions that are already
+imported, and runs the tests. If a mutant changes code that runs at import, the child imports the package and collects
+its tests again. The coverage copies the tracked files to build/mutants/tree, where everything runs; with TESTS it
+copies only the tests, and adds to the recorded coverage. Mutants with a result are not run again.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ TESTS = tuple(
 )
 SEED = 20261125
 HANGS = 5, 8
-"""Seconds of the processor, and times as many as without a mutant, after which a test hangs."""
+"""A test hangs after this many seconds of processor time plus this multiple of its usual time."""
 PYTEST = ["--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
 OUTCOMES = ("killed", "out of time", "lives", "not run by any test")
 
@@ -68,19 +69,19 @@ class Mutant(NamedTuple):
     name: str
     module: str
     lines: tuple[int, ...]
-    """Numbers of the lines that differ, in the module as it was."""
+    """Numbers of the changed lines, in the original module."""
     source: str
-    """The module with the change."""
+    """Source of the changed module."""
 
 
 def modules() -> list[Path]:
-    """Return the files of the package that are mutated."""
+    """Return the files of the package to mutate."""
     files = [path for part in PARTS for path in sorted((TREE / part).rglob("*.py")) if "training" not in path.parts]
     return [path for path in files if "@compiled" not in path.read_text()]
 
 
 def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return first and last position (line, column) of all annotations, and of blocks for type checkers."""
+    """Return the first and last position (line, column) of all annotations and of blocks for type checkers."""
     nodes: list[ast.expr | ast.stmt] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
@@ -96,7 +97,7 @@ def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]
 
 
 def sample(number: int) -> Iterator[Mutant]:
-    """Make that many mutants of random places, always the same for the same sources."""
+    """Yield `number` mutants at random locations, always the same for the same sources."""
     from cosmic_ray.commands.init import _all_work_items
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
@@ -122,7 +123,7 @@ def sample(number: int) -> Iterator[Mutant]:
 
 
 class Instrument(ast.NodeTransformer):
-    """Makes each block of a function say that it runs. That costs a hundredth of tracing every line."""
+    """Inserts a call into each block of a function that records its execution, at 1% of the cost of line tracing."""
 
     def __init__(self) -> None:
         self._in_function = False
@@ -152,7 +153,7 @@ class Instrument(ast.NodeTransformer):
 
 
 class InstrumentingFinder(importlib.machinery.PathFinder):
-    """Imports the modules that are mutated with instruments in them."""
+    """Imports the modules to mutate with recording calls inserted."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
@@ -164,7 +165,7 @@ class InstrumentingFinder(importlib.machinery.PathFinder):
 
 
 class InstrumentingLoader(importlib.machinery.SourceFileLoader):
-    """Compiles a module with its instruments; nothing of it is cached."""
+    """Compiles a module with recording calls; bypasses the bytecode cache."""
 
     def get_code(self, name: str) -> Any:
         tree = Instrument().visit(ast.parse(self.get_data(self.path)))
@@ -172,7 +173,7 @@ class InstrumentingLoader(importlib.machinery.SourceFileLoader):
 
 
 class Recorder:
-    """A plug-in of pytest that notes which blocks each test runs, and times it."""
+    """A pytest plug-in that records the blocks that each test runs, and its time."""
 
     def __init__(self, cases: int) -> None:
         self.blocks: set[tuple[str, int]] = set()
@@ -204,7 +205,7 @@ class Recorder:
 
 
 def cover(tests: list[str], cases: int) -> None:
-    """Run tests, at most `cases` of each parametrised one, and note the blocks that each of them runs."""
+    """Run tests, at most `cases` of each parametrized one, and record the blocks that each of them runs."""
     import pytest
 
     path = KEPT / "blocks.json"
@@ -223,7 +224,7 @@ def cover(tests: list[str], cases: int) -> None:
 
 
 def copy_files(folders: tuple[str, ...]) -> None:
-    """Copy the tracked files of some folders to where they are run; compiled functions stay there."""
+    """Copy the tracked files of some folders to `TREE`, where they run; compiled functions there are kept."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for file in listed.split("\n"):
         if file.startswith(folders) and not file.startswith(("docs/", "examples/")) and (ROOT / file).is_file():
@@ -234,7 +235,7 @@ def copy_files(folders: tuple[str, ...]) -> None:
 
 
 def enter_tree() -> None:
-    """Import and run everything from the copied files, here and in processes that tests start."""
+    """Switch to the copied files for all imports and runs, also in processes that tests start."""
     os.chdir(TREE)
     sys.dont_write_bytecode = True
     os.environ.update(PYTHONPATH=str(TREE), PYTHONDONTWRITEBYTECODE="1", TOKEN_RECYCLING_CACHE=str(KEPT / "cache"))
@@ -243,7 +244,7 @@ def enter_tree() -> None:
 
 
 def block_of(source: str, lines: tuple[int, ...]) -> int:
-    """Return the first line of the innermost block of a function with these lines; 0 where they run at import."""
+    """Return the first line of the innermost block of a function with these lines; 0 if they run at import."""
     blocks = [0]
 
     def visit(node: ast.AST, in_function: bool) -> None:
@@ -262,8 +263,8 @@ def block_of(source: str, lines: tuple[int, ...]) -> int:
 
 
 def tests_of(module: str, block: int, known: dict[str, Any], within: float, first: set[str]) -> list[str]:
-    """Return the tests that run a block, as many as took `within` seconds: those among `first`, then those with the
-    largest share of their blocks in this module.
+    """Return the tests that run a block, up to `within` seconds in total: those in `first`, then those with the largest
+    share of their blocks in this module.
     """
     seconds, blocks = known["seconds"], known["tests"].get(module, {})
     own: Counter[str] = Counter()
@@ -281,7 +282,7 @@ def tests_of(module: str, block: int, known: dict[str, Any], within: float, firs
 
 
 def codes(code: CodeType, found: dict[tuple[str, int], CodeType] | None = None) -> dict[tuple[str, int], CodeType]:
-    """Return the code of all functions within a module's, by name and number among those of one name."""
+    """Return the code of all functions in a module's code, by name and by number among functions of the same name."""
     found = {} if found is None else found
     for part in code.co_consts:
         if isinstance(part, CodeType):
@@ -292,7 +293,7 @@ def codes(code: CodeType, found: dict[tuple[str, int], CodeType] | None = None) 
 
 
 def change_functions(functions: list[FunctionType], path: Path, old: str, new: str) -> None:
-    """Give the functions of a module the code that they have in another version of its source."""
+    """Replace the code of a module's functions by their code in another version of its source."""
     before, after = (codes(compile(source, str(path), "exec", dont_inherit=True)) for source in (old, new))
     names = {(code.co_qualname, code.co_firstlineno): name for name, code in before.items()}
     for function in functions:
@@ -302,7 +303,7 @@ def change_functions(functions: list[FunctionType], path: Path, old: str, new: s
 
 
 class Trials:
-    """A plug-in of pytest that runs mutants instead of the tests that were collected."""
+    """A pytest plug-in that runs mutants instead of the collected tests."""
 
     def __init__(self, mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) -> None:
         self._mutants, self._results, self._seconds = mutants, results, seconds
@@ -313,13 +314,13 @@ class Trials:
         )
         self._passes: dict[str, bool] = {}
         self._kills: dict[str, set[str]] = defaultdict(set)
-        """For each module the tests that failed with one of its mutants: they run first."""
+        """By module, the tests that failed with one of its mutants: these tests run first."""
 
     def pytest_runtestloop(self, session: Any) -> bool:
         self._items = {item.nodeid: item for item in session.items}
         self._items = {name: self._items[name] for name in self._known["seconds"] if name in self._items}
         compile_drafting()
-        gc.unfreeze()  # what conftest.py hides from collections is hidden from `get_objects`, too
+        gc.unfreeze()  # objects that conftest.py hides from collections are also hidden from `get_objects`
         gc.collect()
         self._functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
         gc.freeze()
@@ -352,13 +353,13 @@ class Trials:
         return {**row, "result": result, "by": failed, "seconds": time.monotonic() - began}
 
     def _passes_alone(self, test: str) -> bool:
-        """Whether a test passes without a mutant, in a child of its own."""
+        """Return whether a test passes without a mutant, in a separate child process."""
         if test not in self._passes:
             self._passes[test] = self._forked([test])[0] == "lives"
         return self._passes[test]
 
     def _forked(self, tests: list[str], mutant: Mutant | None = None, block: int = 0) -> tuple[str, str]:
-        """Return the outcome of tests with a mutant, and the test that failed."""
+        """Return the outcome of tests with a mutant, and the name of the test that failed."""
         path = TREE / mutant.module if mutant else None
         source = path.read_text() if path else ""
         reading, writing = os.pipe()
@@ -375,7 +376,7 @@ class Trials:
                 traceback.print_exc()
             os._exit(code)
         os.close(writing)
-        ends = time.monotonic() + 60 + 8 * sum(map(self._known["seconds"].__getitem__, tests))  # where all of it waits
+        ends = time.monotonic() + 60 + 8 * sum(map(self._known["seconds"].__getitem__, tests))  # if it only waits
         try:
             while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < ends:
                 time.sleep(0.02)
@@ -394,7 +395,7 @@ class Trials:
         return ("lives" if code == 0 else "killed"), failed or ("error" if code else "")
 
     def _run_child(self, tests: list[str], mutant: Mutant | None, block: int, source: str, failed: int) -> None:
-        """Run tests in a child of the process that collected them; write the first that fails, and end there."""
+        """Run tests in a child of the process that collected them; write the name of the first that fails, and exit."""
         os.setsid()
         seconds, (least, times) = self._known["seconds"], HANGS
         with (KEPT / "output.txt").open("w") as output:
@@ -414,7 +415,7 @@ class Trials:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _import_again(self, tests: list[str], failed: int) -> None:
-        """Collect tests again, with the package as it is in the tree now, and run them."""
+        """Collect tests again, with the current package in the tree, and run them."""
         import pytest
 
         for name, module in list(sys.modules.items()):
@@ -426,7 +427,7 @@ class Trials:
 
 
 class FirstFailure:
-    """A plug-in of pytest that writes the name of the first test that fails, and ends the process."""
+    """A pytest plug-in that writes the name of the first test that fails, and ends the process."""
 
     def __init__(self, output: int) -> None:
         self._output = output
@@ -439,7 +440,7 @@ class FirstFailure:
 
 
 def compile_drafting() -> None:
-    """Decode with the default drafter, so that no child has to load or compile its functions."""
+    """Decode with the default drafter, so that children need not load or compile its functions."""
     import torch
     from support import tiny
 
@@ -455,7 +456,7 @@ def run(mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) 
 
     settings.register_profile("first failure", phases=[Phase.explicit, Phase.generate])
     settings.load_profile("first failure")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the module in the tree is as it was
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the module in the tree is restored
     known = json.loads((KEPT / "blocks.json").read_text())
     enter_tree()
     files = sorted({test.partition("::")[0] for test in known["seconds"]})
@@ -469,7 +470,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Return the table of folders, and the mutants that live."""
+    """Return the table of folders, and the surviving mutants."""
     folders = sorted({row["module"].rpartition("/")[0] for row in rows})
     lines = [f"| modules | mutants | {' | '.join(OUTCOMES)} |", "| --- " * 6 + "|"]
     for folder in [*folders, "token_recycling"]:
@@ -486,13 +487,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     covering = commands.add_parser("coverage")
-    covering.add_argument("--cases", type=int, default=12, help="of each parametrised test")
+    covering.add_argument("--cases", type=int, default=12, help="maximum cases of each parametrized test")
     covering.add_argument("tests", nargs="*")
     running = commands.add_parser("run")
     running.add_argument("--number", type=int, default=300, help="size of the sample")
-    running.add_argument("--part", default="token_recycling", help="folder or module: others wait")
-    running.add_argument("--limit", type=float, default=1e9, help="seconds after which no mutant is begun")
-    running.add_argument("--seconds", type=float, default=60, help="that the tests of a mutant take without it")
+    running.add_argument("--part", default="token_recycling", help="folder or module to run")
+    running.add_argument("--limit", type=float, default=1e9, help="start no mutant after this many seconds")
+    running.add_argument("--seconds", type=float, default=60, help="maximum total time of a mutant's tests")
     commands.add_parser("report")
     arguments = parser.parse_args()
     results = KEPT / "results.jsonl"

@@ -1,15 +1,15 @@
-"""Trains the models that ship with the project: a target and a smaller draft model of one tokenizer.
+"""Train the models that ship with the project: a target and a smaller draft model with the same tokenizer.
 
     python scripts/train.py prepare                   # corpus -> tokenizer and token files
-    python scripts/train.py texts                     # a sample of the files trained on, as a folder
+    python scripts/train.py texts                     # a sample of the training files, as a folder
     python scripts/train.py fit target                # resumes from its last checkpoint; Ctrl-C is safe
     python scripts/train.py fit draft
     python scripts/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
 
-Work files live in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens
+Work files are in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens
 than AdamW; embeddings and norms with AdamW. The learning rate is constant, then falls linearly to zero over the last
-part of the token budget; `--tokens` on resuming moves that end. Windows grow longer during training: short ones are
-cheaper.
+part of the token budget; `--tokens` on resuming changes the budget. Windows grow during training, since short windows
+are cheaper.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WORK = Path(__file__).parent.parent / "build" / "models"
 SHIPPED = Path(__file__).parent.parent / "models"
 VOCABULARY = 8192
 WINDOWS = ((0.0, 256), (0.6, 512), (0.9, 1024))
-"""From this share of the budget on, windows of this many tokens."""
+"""(fraction of the budget, window length in tokens from there on)."""
 BATCH_TOKENS = 8192
 DECAY_SHARE = 0.6
-"""The last part of the budget, over which the learning rate falls to zero."""
+"""Fraction of the budget, at its end, over which the learning rate falls to zero."""
 CHECKPOINT_SECONDS = 240
 
 SHAPES = {
@@ -51,7 +51,7 @@ console = Console()
 
 @dataclass
 class Progressed:
-    """How far a run has come; saved with every checkpoint."""
+    """Progress of a run; saved with every checkpoint."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class Progressed:
 
 @app.command()
 def prepare() -> None:
-    """Reads the corpus, trains the tokenizer and writes both sides of the split as token files."""
+    """Read the corpus, train the tokenizer and write both sides of the split as token files."""
     WORK.mkdir(parents=True, exist_ok=True)
     sources = read_sources(default_roots())
     training = [source for source in sources if not source.held_out]
@@ -74,13 +74,13 @@ def prepare() -> None:
         facts[side + "_bytes"] = sum(len(source.text.encode()) for source in chosen)
         facts[side + "_tokens"] = len(tokens)
         density = facts[side + "_bytes"] / len(tokens)
-        console.print(f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {density:.2f} bytes a token")
+        console.print(f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {density:.2f} bytes per token")
     (WORK / "corpus.json").write_text(json.dumps(facts, indent=1))
 
 
 @app.command()
-def texts(share: Annotated[int, typer.Option(help="one file in this many")] = 12) -> None:
-    """Writes a sample of the training files to `build/models/texts`: the prompts that heads are trained on."""
+def texts(share: Annotated[int, typer.Option(help="sample one of this many files")] = 12) -> None:
+    """Write a sample of the training files to `build/models/texts`: the prompts that heads are trained on."""
     sample = [source for source in read_sources(default_roots()) if not source.held_out][::share]
     for number, source in enumerate(sample):
         path = WORK / "texts" / f"{number:05}.py"
@@ -90,7 +90,7 @@ def texts(share: Annotated[int, typer.Option(help="one file in this many")] = 12
 
 
 def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:
-    """A llama with seeded random weights and tied embeddings."""
+    """Return a llama with seeded random weights and tied embeddings."""
     heads, key_value_heads = shape["heads"]
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -109,7 +109,7 @@ def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for the (tied) embedding and the norms."""
+    """Return Muon for the hidden matrices, and AdamW for the (tied) embedding and the norms."""
     hidden = [
         p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
     ]
@@ -122,12 +122,12 @@ def optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.opti
 
 
 def rate_at(share: float) -> float:
-    """Multiplier of the learning rate after `share` of the budget: constant, then linear to zero."""
+    """Return the multiplier of the learning rate after `share` of the budget: constant, then linear to zero."""
     return min(1.0, max(0.0, (1.0 - share) / DECAY_SHARE))
 
 
 def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats a token; `windows` is (batch, length + 1). Forward in bf16, loss in float32."""
+    """Return the mean cross-entropy in nats per token; `windows` is (batch, length + 1). Forward bf16, loss float32."""
     with torch.autocast(windows.device.type, dtype=torch.bfloat16):
         hidden = model.model(input_ids=windows[:, :-1].contiguous(), use_cache=False).last_hidden_state
         logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
@@ -135,8 +135,8 @@ def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
 
 
 def batch_at(tokens: np.ndarray, position: int, length: int, device: torch.device) -> torch.Tensor:
-    """The batch that starts after `position` trained tokens: whole windows in a seeded shuffle, a new one every
-    epoch.
+    """Return the batch that starts after `position` trained tokens: whole windows in a seeded shuffle that changes
+    every epoch.
     """
     rows = BATCH_TOKENS // length
     windows = (len(tokens) - 1) // length
@@ -159,7 +159,7 @@ def _order(windows: int, epoch: int) -> np.ndarray:
 
 @torch.inference_mode()
 def held_out_bits(model: LlamaForCausalLM, device: torch.device, limit: int | None = None) -> float:
-    """Bits per byte of the held-out files, in windows of 1,024 tokens; `limit`: at most this many tokens."""
+    """Return bits per byte of the held-out files, in windows of 1,024 tokens; `limit`: maximum number of tokens."""
     facts = json.loads((WORK / "corpus.json").read_text())
     tokens = np.fromfile(WORK / "held_out.bin", dtype=np.uint16)
     bytes_per_token = facts["held_out_bytes"] / facts["held_out_tokens"]
@@ -178,7 +178,7 @@ def held_out_bits(model: LlamaForCausalLM, device: torch.device, limit: int | No
 def save_checkpoint(
     path: Path, model: LlamaForCausalLM, parts: list[torch.optim.Optimizer], progressed: Progressed
 ) -> None:
-    """Written beside the last one, then renamed: an interruption leaves that intact."""
+    """Write a checkpoint to a temporary file, then rename it: an interruption leaves the last checkpoint intact."""
     state = {
         "model": model.state_dict(),
         "optimizers": [part.state_dict() for part in parts],
@@ -194,9 +194,9 @@ def fit(
     tokens: Annotated[int, typer.Option(help="token budget of the whole run, in millions")] = 60,
     learning_rate: Annotated[float, typer.Option(help="peak learning rate")] = 4e-3,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cuda" if torch.cuda.is_available() else "cpu",
-    compiled: Annotated[bool, typer.Option(help="torch.compile the step: about 1.4 times faster on a CPU")] = True,
+    compiled: Annotated[bool, typer.Option(help="torch.compile the step: about 1.4x as fast on a CPU")] = True,
 ) -> None:
-    """Trains one model up to its token budget, from its last checkpoint if there is one."""
+    """Train one model up to its token budget, from its last checkpoint if there is one."""
     where, budget, path = torch.device(device), tokens * 10**6, WORK / f"{name}.pt"
     model = new_model(SHAPES[name]).to(where).train()
     parts, progressed = optimizers(model, learning_rate), Progressed()
@@ -244,12 +244,12 @@ def fit(
                 saved_at = time.monotonic()
     save_checkpoint(path, model, parts, progressed)
     minutes = (time.monotonic() - began) / 60
-    console.print(f"{name}: {held_out_bits(model, where):.4f} bits per byte held out, {minutes:.0f} minutes")
+    console.print(f"{name}: {held_out_bits(model, where):.4f} bits per byte on held-out files, {minutes:.0f} minutes")
 
 
 @app.command()
 def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None:
-    """Writes models/NAME: bf16 weights, tokenizer, model card and its figures."""
+    """Write models/NAME: bf16 weights, tokenizer, model card and its figures."""
     model = new_model(SHAPES[name])
     state = torch.load(WORK / f"{name}.pt", map_location="cpu")
     model.load_state_dict(state["model"])
@@ -258,7 +258,7 @@ def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None
     bits = held_out_bits(model, torch.device("cpu"))
     model.save_pretrained(SHIPPED / name)
     AutoTokenizer.from_pretrained(WORK / "tokenizer").save_pretrained(SHIPPED / name)
-    described = SHIPPED / name / "tokenizer_config.json"  # transformers 4 does not know the class that 5 writes
+    described = SHIPPED / name / "tokenizer_config.json"  # transformers 4 lacks the class that transformers 5 writes
     described.write_text(described.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
     figures = {
         "parameters": model.num_parameters(),
@@ -272,7 +272,7 @@ def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None
     }
     (SHIPPED / name / "training.json").write_text(json.dumps(figures, indent=1) + "\n")
     (SHIPPED / name / "README.md").write_text(model_card(name, figures))
-    console.print(f"{name}: {model.num_parameters():,} parameters, {bits:.4f} bits per byte held out")
+    console.print(f"{name}: {model.num_parameters():,} parameters, {bits:.4f} bits per byte on held-out files")
 
 
 if __name__ == "__main__":
