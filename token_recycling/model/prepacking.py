@@ -5,8 +5,7 @@ then take two to three times as long as one. With weights that oneDNN has packed
 as one in float32, and in bfloat16 every forward pass takes a quarter less. Packing costs a second copy of the weights.
 So it is done if memory allows, and used for the numbers of rows for which it was faster when the weights were packed.
 
-torch has no public way to prepack weights except compiling the whole model: its compiler
-uses `torch.ops.mkldnn`.
+torch has no public way to prepack weights except compiling the whole model: its compiler uses `torch.ops.mkldnn`.
 
 The copy is valid while the weights are unchanged. A layer falls back to its own product as soon as its weight is
 another tensor or was written to. Writes through a tensor's `.data`, which torch does not count, are detected at the
