@@ -1,4 +1,4 @@
-"""Exit with status 0 if the server in this container answers /health: by HTTP, or by HTTPS with --tls-certificate.
+"""Exit with status 0 if the server in this container answers /health, over HTTP or (with --tls-certificate) HTTPS.
 
 The certificate is not verified: it names the host that clients use, not 127.0.0.1.
 """

@@ -1,4 +1,4 @@
-"""The model's own `generate()`, accelerated: text streams as always, and the statistics say what it was worth.
+"""Accelerate a model's own `generate()`: text streams as before, and statistics show the gain.
 
 python examples/accelerate_generate.py [MODEL] [--max-new-tokens N]
 """
@@ -32,10 +32,10 @@ def main() -> None:
 
     stats = model.acceleration.stats
     print(f"\n{stats.drafter}")
-    print(f"{stats.tokens} tokens in {stats.steps} steps: {stats.mat:.2f} tokens a step (MAT)")
+    print(f"{stats.tokens} tokens in {stats.steps} steps: {stats.mat:.2f} tokens per step (MAT)")
     print(f"{stats.tokens_per_second:.0f} tokens/s")
     for part, seconds in stats.seconds.items():
-        print(f"  {part:<14} {1000 * seconds / stats.steps:6.2f} ms a step")
+        print(f"  {part:<14} {1000 * seconds / stats.steps:6.2f} ms per step")
     print(f"identical to plain generate: {'yes' if torch.equal(plain, recycled) else 'no'}")
 
 

@@ -1,9 +1,9 @@
-"""An agent loop: the model chooses a tool by JSON that follows a schema, and reads the result in its next turn.
+"""Run an agent loop: the model calls a tool with JSON that follows a schema, and gets the result in its next turn.
 
 python examples/agent.py [MODEL] [--turns N]
 
 Calls resemble earlier calls, and the drafter learns from them, so later turns need fewer steps. The shipped model is
-tiny, and its choices mean little; give a chat model for sensible ones.
+tiny, and its calls mean little; give a chat model for sensible calls.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
             **inputs,
             max_new_tokens=64,
             do_sample=False,
-            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],  # a new one for each output
+            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],  # each output needs a new processor
         )
         text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         call = json.loads(text)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def encoded(tokenizer, messages) -> BatchEncoding:
-    """Arguments of `generate` for a conversation, by the model's template if it has one."""
+    """Return the arguments of `generate` for a conversation, with the model's chat template if it has one."""
     if tokenizer.chat_template is None:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return tokenizer("".join(lines) + "assistant: ", return_tensors="pt")

@@ -1,4 +1,4 @@
-"""A chat in the browser with an accelerated model: Gradio's ChatInterface, the text streamed as it comes.
+"""Chat in the browser with an accelerated model: Gradio's ChatInterface with streaming.
 
     pip install gradio
     python examples/chat_interface.py [MODEL] [--port N]
@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parent.parent / "models" / "target"
 
 
 def interface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options) -> gradio.ChatInterface:
-    """The chat with a model; `options` go to its `generate`."""
+    """Return the chat interface of a model; `options` are passed to `generate`."""
 
     def answer(message: str, history: list[dict]) -> Iterator[str]:
         if tokenizer.chat_template is None:

@@ -1,9 +1,9 @@
-"""A batch of documents to JSON: one object per document, as a schema asks, with one drafter for all.
+"""Convert documents to JSON: one object per document that follows a schema, with one drafter for all documents.
 
 python examples/documents_to_json.py [MODEL]
 
-Objects of one schema resemble each other, so later ones need fewer steps. The shipped model is tiny: its objects follow
-the schema, and their contents mean little.
+Objects of one schema resemble each other, so later objects need fewer steps. The shipped model is tiny: its objects
+follow the schema, but their contents mean little.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
             **inputs,
             max_new_tokens=96,
             do_sample=False,
-            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],  # a new one for each output
+            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],  # each output needs a new processor
         )
         text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         stats = model.acceleration.stats
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def encoded(tokenizer, text) -> BatchEncoding:
-    """Arguments of `generate` for a message, by the model's template if it has one."""
+    """Return the arguments of `generate` for a message, with the model's chat template if it has one."""
     if tokenizer.chat_template is None:
         return tokenizer(text, return_tensors="pt")
     messages = [{"role": "user", "content": text}]

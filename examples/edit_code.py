@@ -1,9 +1,9 @@
-"""A code edit with the old file as the `prediction`: what does not change is verified in long drafts.
+"""Edit code with the old file as the `prediction`: unchanged parts are verified in long drafts.
 
 python examples/edit_code.py [MODEL] [--file FILE] [--instruction TEXT]
 
-The prediction is a hint: the output is the same with and without it, and needs fewer steps with it. The shipped model
-is tiny and does not edit; give a chat model.
+The prediction is a hint: the output is the same with and without it, but needs fewer steps with it. The shipped model
+is too small to edit code; give a chat model.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def variance(values):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default=str(SHIPPED), help="a local folder, .gguf file or hub name")
-    parser.add_argument("--file", type=Path, help="the file to edit; default a small one")
+    parser.add_argument("--file", type=Path, help="the file to edit; default: a small sample file")
     parser.add_argument("--instruction", default="Rename `total` to `result`.")
-    parser.add_argument("--max-new-tokens", type=int, help="default: those of the file and 64 more")
+    parser.add_argument("--max-new-tokens", type=int, help="default: the tokens of the file plus 64")
     arguments = parser.parse_args()
 
     model, tokenizer = load(arguments.model, dtype="float32")
@@ -54,7 +54,7 @@ def main() -> None:
             generate(
                 model,
                 **inputs,
-                drafter="recycling:tree=16",  # trees of a fixed size: the same number of steps on every machine
+                drafter="recycling:tree=16",  # a fixed tree size gives the same number of steps on every machine
                 prediction=prediction,
                 tokenizer=tokenizer,
                 stats=stats,
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def encoded(tokenizer, text) -> BatchEncoding:
-    """Arguments of `generate` for a message, by the model's template if it has one."""
+    """Return the arguments of `generate` for a message, with the model's chat template if it has one."""
     if tokenizer.chat_template is None:
         return tokenizer(text, return_tensors="pt")
     messages = [{"role": "user", "content": text}]

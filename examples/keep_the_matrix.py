@@ -1,8 +1,8 @@
-"""What was learned can be kept: the adjacency matrix in a file, and the same text from a cold and from a hot start.
+"""Save learned state: keep the adjacency matrix in a file, and compare outputs from a cold and from a hot start.
 
     python examples/keep_the_matrix.py [MODEL] [--matrix FILE] [--max-new-tokens N]
 
-The first run of the script starts with an empty matrix, later ones with what the file holds.
+The first run of the script starts with an empty matrix, later runs with the saved one.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    # A matrix holds token ids, so that the file carries a digest of the tokenizer: ids of another one are refused.
+    # A matrix contains token ids, so the file includes a fingerprint of the tokenizer and is refused with another one.
     digest = fingerprint(tokenizer)
 
     drafter = make_drafter("recycling")

@@ -1,10 +1,10 @@
-"""EleutherAI's lm-evaluation-harness with an accelerated model: the same answers and scores, in less time.
+"""Run EleutherAI's lm-evaluation-harness with an accelerated model: the same answers and scores, in less time.
 
     pip install lm-eval
     python examples/lm_eval_harness.py [MODEL]
 
-The task in `lm_eval/` is local; nothing is downloaded. For yours, name another folder and task: whatever the harness
-generates is faster (`output_type: generate_until`); log-likelihoods need one pass, and take as long as before.
+The task in `lm_eval/` is local; nothing is downloaded. For your own task, change folder and task name. Generation gets
+faster (`output_type: generate_until`); log-likelihoods need one forward pass and take as long as before.
 """
 
 import argparse
@@ -30,13 +30,13 @@ def main() -> None:
     source = parser.parse_args().model
     os.chdir(ROOT)  # the task names its data from here
 
-    # `--model hf` of the harness's command line is this class; it takes a model that is loaded already.
+    # `--model hf` on the harness's command line uses this class, which accepts a loaded model.
     model = AutoModelForCausalLM.from_pretrained(source, dtype="float32")
     evaluated = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(source), batch_size=1)
     tasks = TaskManager(include_path="examples/lm_eval", include_defaults=False)
 
     def evaluate() -> tuple[Any, Any, float]:
-        """Scores, answers, and seconds."""
+        """Return scores, answers and seconds."""
         start = time.perf_counter()
         found = lm_eval.simple_evaluate(evaluated, tasks=[TASK], task_manager=tasks, log_samples=True)
         taken = time.perf_counter() - start

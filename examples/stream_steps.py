@@ -1,8 +1,8 @@
-"""Decoding step by step: which tokens came together, and the draft tree of the most fruitful step.
+"""Decode step by step: print the tokens of each step, and the draft tree of the step with the most tokens.
 
     python examples/stream_steps.py [MODEL] [--max-new-tokens N]
 
-`stream` knows token ids only. Each step holds the draft, the logits at its nodes, the accepted nodes and new tokens.
+`stream` works on token ids only. Each step has the draft, the logits at its nodes, the accepted nodes and new tokens.
 """
 
 import argparse
@@ -34,11 +34,11 @@ def main() -> None:
             best = step
 
     assert best is not None, "stream yields one step or more"
-    print(f"\nThe tree of the step with most tokens, {len(best.tokens)}; * marks the accepted nodes:\n")
+    print(f"\nThe tree of the step with the most tokens, {len(best.tokens)}; * marks the accepted nodes:\n")
     for node, path in enumerate(best.draft.lineages):
         mark = "*" if node in best.accepted else " "
         print(f"{mark} {'  ' * (len(path) - 1)}{quoted(tokenizer, best.draft.tokens[node])}")
-    print(f"\nand after the last accepted node the model said {quoted(tokenizer, best.tokens[-1])}")
+    print(f"\nAfter the last accepted node the model selected {quoted(tokenizer, best.tokens[-1])}")
 
 
 def quoted(tokenizer, token: int) -> str:
