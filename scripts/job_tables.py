@@ -40,7 +40,7 @@ AGAIN = "same prompt again"
 """A job excluded from the table of methods: a drafter that has learned the output need not draft well."""
 NAMES = {
     "recycling": "**`recycling`, the default**",
-    "cold:recycling": "the same, drafter cold",
+    "cold:recycling": "`recycling`, drafter cold",
     "suffix": "suffix decoding",
     "prompt_lookup_hf:n=10": "prompt lookup of transformers",
     "published:tree=static:8": "Token Recycling as published, 8 nodes",
