@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import operator
 import os
 import queue
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -203,10 +205,30 @@ def by_a_number():
     return model
 
 
+def masking(value: float, hook: Callable[..., Any] = everywhere, dtype: torch.dtype = torch.float32) -> Bring:
+    """A hook on a layer, beside one that rules out all but a few tokens."""
+
+    def bring():
+        model = hooked(lambda: lambda m, i, o: hook(m, i, o).to(dtype))().to(dtype)
+        mask = torch.full((64,), value, dtype=dtype).index_fill_(0, IDS[0], 0)
+        model.lm_head.register_forward_hook(lambda m, i, o: o + mask)
+        return model
+
+    return bring
+
+
+def by_proxy():
+    model = llama()
+    layer = weakref.proxy(model.model.layers[1])
+    model.model.layers[0].register_forward_hook(lambda m, i, o: o * layer.mlp.down_proj.weight.norm())
+    return model
+
+
 def last_input(module, inputs):
     return (torch.cat([inputs[0][:, :-1], inputs[0][:, -1:] + VECTOR], 1),)
 
 
+MASKS = (-math.inf, torch.finfo(torch.float32).min, -1e9)
 HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere": (hooked(lambda: everywhere), None),
     "by tensors without a smallest number": (by_odd_tensors, None),
@@ -244,6 +266,9 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "within a context of Python": (hooked(lambda: unchanged()(last)), "last"),
     "alternating by an iterator": (hooked(counted), "counted"),
     "the first pass": (hooked(lambda: Counter().first), "first"),
+    "by a weak proxy": (by_proxy, "a CallableProxyType, which may change"),
+    **{f"mask of {value:.0e}": (masking(value), None) for value in MASKS},
+    **{f"mask of {value:.0e}, last row": (masking(value, last), "between a tree and single tokens") for value in MASKS},
     "before a module": (pre_hooked(lambda: last_input, "model.layers.1.mlp"), "last_input"),
 }
 
@@ -424,10 +449,10 @@ def test_lists_that_hooks_append_to_hold_the_passes_of_generate():
 
 
 @pytest.mark.parametrize("hook", [everywhere, last])
-def test_sixteen_bits(hook):
-    model = llama().to(torch.bfloat16)
-    model.model.layers[0].register_forward_hook(lambda module, inputs, output: hook(module, inputs, output).bfloat16())
-    tr.accelerate(model).generate(IDS, **GREEDY)
+@pytest.mark.parametrize("mask", [0.0, -1e4])
+def test_sixteen_bits(hook, mask):
+    model = tr.accelerate(masking(mask, hook, torch.bfloat16)())
+    model.generate(IDS, **GREEDY)
     assert (model.acceleration.fallback is None) == (hook is everywhere)
 
 
@@ -440,6 +465,7 @@ def test_a_hook_of_a_quantised_model_is_seen():
 
 def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
     model = tiny.unknown(llama())
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(64).index_fill(0, torch.arange(60, 64), -1e9))  # padding
     handle = model.model.layers[0].register_forward_hook(last)
     with pytest.raises(tr.UnsupportedModelError, match="it runs the forward hook last"):
         tr.accelerate(model)

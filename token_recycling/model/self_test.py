@@ -40,6 +40,10 @@ _TREE = parse_paths("0 1 00 01 10 010").parents
 _LENGTH, _LONGEST_WINDOW = 24, 512
 _KERNEL_ROWS = (2, 7, 16, 33)
 """Rows of forward passes: kernels differ between them, at the latest between one row and two."""
+_MASKED = 5000.0
+"""Absolute value above which a logit counts as masked, e.g. by a bias of -1e9 on the padding of a vocabulary. Masked
+logits would inflate the standard deviation that differences are compared with.
+"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,23 @@ def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray) 
         else:
             ids = torch.cat([before, tokens[alike]], dim=1)
             expected[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
-    return float((ours - expected).abs().max()), float(expected.float().std())
+    return float(largest_deviation(ours, expected)), float(unmasked(expected).std())
+
+
+def largest_deviation(logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference () between logits, where all masked values are equal."""
+    return (clamped(logits) - clamped(expected)).abs().max()
+
+
+def clamped(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in float32 with one value for all that are masked."""
+    return logits.float().clamp(-_MASKED, _MASKED)
+
+
+def unmasked(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits (n,) in float32 that are not masked."""
+    logits = logits.float()
+    return logits[logits.abs() < _MASKED]
 
 
 def leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
@@ -197,7 +217,7 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
         else:
             logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
         results.append(logits[0, 0])
-    return max(float((logits - results[0]).abs().max()) for logits in results)
+    return max(float(largest_deviation(logits, results[0])) for logits in results)
 
 
 def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:

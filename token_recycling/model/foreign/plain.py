@@ -17,6 +17,7 @@ import functools
 import logging
 import math
 import typing
+import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import Enum
 from types import FunctionType, GenericAlias, MappingProxyType, MethodType, ModuleType, UnionType
@@ -204,7 +205,9 @@ class Reachable:
 
     def _follow(self, name: str, item: Any) -> None:
         foreign = not is_own(type(item).__module__)  # whatever its bases, its methods may keep state
-        if foreign and not isinstance(item, (type, torch.nn.Module, PretrainedConfig)):
+        if type(item) in weakref.ProxyTypes or (
+            foreign and not isinstance(item, (type, torch.nn.Module, PretrainedConfig))
+        ):
             self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
         elif isinstance(item, (*_IMMUTABLE, torch.Tensor, PretrainedConfig)):
             self.values.append((name, item))

@@ -37,7 +37,7 @@ from ...trees.templates import parse_paths
 from ..compat import LOOP, plain_loop
 from ..parts import own_class, parts_of, registered_attention
 from ..runner import first_pass
-from ..self_test import leaf_paths, random_tokens, tree_logits
+from ..self_test import clamped, leaf_paths, random_tokens, tree_logits, unmasked
 from ..target import Target
 from .decisions import decides_by_numbers, large_rows_change_others
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
@@ -200,7 +200,7 @@ def _difference(
     for path in paths:
         logits = plain(path)
         wanted |= {node: logits[:, step] for step, node in enumerate(path)}
-    scale = torch.stack([*wanted.values()]).float().std()
+    scale = unmasked(torch.stack([*wanted.values()])).std()
 
     def off(logits: torch.Tensor, expected: torch.Tensor) -> float | None:
         return _beyond_rounding(target, logits, expected, scale)
@@ -297,10 +297,11 @@ def _passes_over(
 
 def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float | None:
     """Return the difference in units of `scale` if rounding does not explain it, else None."""
-    difference = (logits.float() - expected.float().to(logits.device)) / scale.to(logits.device)
+    difference = (clamped(logits) - clamped(expected).to(logits.device)) / scale.to(logits.device)
     tolerance = _TOLERANCE.get(target.dtype.itemsize)
     if tolerance is None:
-        size, tolerance = float(difference.pow(2).mean().sqrt()), _TOLERANCE_16_BITS
+        size = float((difference.pow(2).sum() / unmasked(expected).numel()).sqrt())
+        tolerance = _TOLERANCE_16_BITS
     else:
         size = float(difference.abs().max())
     return None if size <= tolerance else size
@@ -313,7 +314,7 @@ def _rows_are_independent(target: Target, searched: Sequence[Reachable]) -> bool
     parents = _TREE if target.info.branches else branch(len(_TREE))
     together = tree_logits(target, texts, parents, tokens)
     alone = torch.cat([tree_logits(target, text[None], parents, tokens) for text in texts])
-    return _beyond_rounding(target, together, alone, alone.float().std()) is None
+    return _beyond_rounding(target, together, alone, unmasked(alone).std()) is None
 
 
 def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
