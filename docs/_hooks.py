@@ -1,8 +1,8 @@
-"""What mkdocs does not do by itself: pages of the repository's own files, and links out of docs/.
+"""mkdocs hooks: add pages for files outside docs/, and convert links to files outside docs/.
 
-The changelog, the contributor's guide and the notebook stand above docs/, where people look for them, and are pages of
-the site too. A link to any other file above docs/ is of use in the repository alone: the site shows where the file is.
-A link to a file that is not there fails the build.
+The changelog, the contributor's guide and the notebook are outside docs/, where people expect them, and are also pages
+of the site. A link to any other file outside docs/ works only in the repository; the site shows the file's path
+instead. A link to a missing file fails the build.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PAGES = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "examples/first_steps.ipynb": "first_steps.md",
 }
-"""Files of the repository, and the pages that they are."""
+"""Files of the repository, and their pages on the site."""
 _FILES = {page: path for path, page in PAGES.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of files above docs/."""
+    """Add the pages of files outside docs/."""
     for path, page in PAGES.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=_notebook(text) if path.endswith(".ipynb") else text))
@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(text: str) -> str:
-    """Return a notebook as Markdown; the outputs of its cells are not kept in the repository."""
+    """Return a notebook as Markdown; notebooks are stored without cell outputs."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -46,7 +46,7 @@ def _notebook(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between docs/ and what stands above it."""
+    """Convert links between docs/ and files outside docs/."""
     at = page.file.src_uri
     folder = posixpath.dirname(_FILES.get(at, posixpath.join("docs", at)))
 
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         path = posixpath.normpath(posixpath.join(folder, target))
         if not (ROOT / path).exists():
-            raise PluginError(f"{at}: expected a file of the repository, got a link to {target}: there is none")
+            raise PluginError(f"{at}: the link to {target} is dead: the repository has no such file")
         known = files.get_file_from_path(PAGES.get(path, path.removeprefix("docs/")))
         if known is None or known.inclusion.is_excluded():
             return f"{text} (`{path}`)"

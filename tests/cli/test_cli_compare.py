@@ -51,7 +51,7 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
     assert found["summary"]["generate"] == speaking["generate"]
     assert found["summary"]["unanswered"] == 1
     text = run("compare", folder, PROMPT, "--max-new-tokens", 6).stdout
-    assert "no answer: the model ends the text at once" in text
+    assert "no answer: the model ends the output immediately" in text
     assert "speedup:" not in text
 
 

@@ -42,7 +42,7 @@ BFLOAT16_PROMPTS = 3
 """Number of prompts decoded in bfloat16."""
 _SHARE_OF_MEMORY = 8
 """bfloat16 is measured if the float32 weights take at most 1 / this of all memory."""
-_NO_ANSWER = "no answer: the model ends the text at once"
+_NO_ANSWER = "no answer: the model ends the output immediately"
 
 
 @dataclass(frozen=True)
