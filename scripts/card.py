@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 ROLES = {
-    "target": "The model that decides what is said: the demo, the tests and the benchmark decode with it.",
-    "draft": "A smaller model with the same tokenizer, for drafting what the target may say.",
+    "target": "The target model: the tests, the documentation and the benchmarks decode with it.",
+    "draft": "A smaller model with the same tokenizer, which drafts for the target.",
 }
 
 
@@ -22,7 +22,7 @@ tags: [code, python, tiny]
 
 # {name}
 
-{ROLES[name]} It continues Python source and nothing else, and it is far too small to be relied on.
+{ROLES[name]} It continues Python source and nothing else, and is far too small to be relied on.
 
 | | |
 |---|---|
@@ -33,19 +33,18 @@ tags: [code, python, tiny]
 | trained on | {figures["tokens"]:,} tokens of {figures["train_files"]:,} files ({figures["train_bytes"]:,} bytes) |
 | **held out** | **{figures["held_out_bits_per_byte"]:.3f} bits per byte** on {figures["held_out_files"]} files |
 
-Held out are the files whose name has a hash that is 0 modulo 64: the same ones on every machine. `training.json` lists
-them. They come from the same packages as the files trained on, so that they share style and names with them; of exact
-copies one remains, but no near copies were removed. The figure says how well the model knows this kind of text, not how
-well it writes programs.
+Files whose name has a hash of 0 modulo 64 are held out, the same files on every machine. `training.json` lists them.
+They come from the same packages as the training files, so they share style and names. Exact copies were removed, near
+copies were not. The figure measures how well the model predicts this kind of text, not how well it writes programs.
 
 `python scripts/train.py` repeats the training: `prepare`, `fit {name}`, `export {name}`.
 
-## Data and licences
+## Data and licenses
 
-Python source that any machine with this project has: the standard library and the installed packages, without files
+Python source that any machine with this project has: the standard library and the installed packages, except files
 of more than 100,000 bytes, lines of more than 400 characters, or encodings other than UTF-8.
 
-| package | licence, as its metadata states it |
+| package | license, as stated in its metadata |
 |---|---|
 {licences}
 """

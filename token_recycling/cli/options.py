@@ -142,7 +142,7 @@ class DecodingOptions:
     drafter: Drafting = "recycling"
     max_new_tokens: int = option(256, "Maximum number of new tokens.", 1)
     fast: Literal["auto", "on", "off"] = option(
-        "auto", "Capture forward passes as CUDA graphs: auto: where possible; on: always, else an error; off: never."
+        "auto", "Capture forward passes as CUDA graphs. auto: if possible; on: fail if impossible; off: never."
     )
 
 
@@ -152,7 +152,7 @@ class SamplingOptions:
 
     temperature: float = option(0, "Sampling temperature; 0 is greedy.", 0)
     top_p: float | None = option(None, "Nucleus (top-p) sampling threshold.", 0, max=1)
-    top_k: int | None = option(None, "Sample from the K most probable tokens.", 1)
+    top_k: int | None = option(None, "Number of most probable tokens to sample from.", 1)
     seed: int | None = option(None, "Random seed for sampling.")
     reproducible: bool = option(False, "Equal requests give equal outputs in 16 bits too, whatever ran before.")
 
