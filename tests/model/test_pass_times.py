@@ -126,7 +126,7 @@ def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
         known.curve(1, 3000)
         known.keep()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert f"{path} does not hold" in said
+    assert str(path) in said
     assert new(target).curve(1, 10).relative == pytest.approx(DEAR, rel=0.1)
 
 
