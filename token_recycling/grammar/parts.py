@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import ebnf
 from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
 from .json_schema import patterns
+from .json_schema.disjoint import Comparison
 from .json_schema.errors import UnenforceableError, Unenforced
-from .json_schema.json_values import Schema
+from .json_schema.json_values import Schema, types_named
+from .json_schema.keywords import about, keywords
+from .json_schema.references import References
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -80,8 +83,39 @@ _OF_WHOLE_ARGUMENTS = (
 """Keywords that do not concern a single argument."""
 
 
+_TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
+"""Types in the order in which readers try them on an unquoted argument."""
+_DIGITS, _EXPONENT = "[0-9](_?[0-9])*", "[eE][+-]?[0-9]{1,2}"
+_DECIMAL = rf"[+-]?({_DIGITS}(\.({_DIGITS})?)?|\.{_DIGITS})"
+_READ_AS = {
+    "integer": rf"[+-]?{_DIGITS}(\.0*)?",
+    "number": f"{_DECIMAL}({_EXPONENT})?",
+    "boolean": "(?i:true|false)|[01]",
+    "null": "null|None",
+    "object": r"\{(?s:.*)",
+    "array": r"\[(?s:.*)",
+}
+"""For each type a pattern of the unquoted texts that readers take for a value of it, or that begin like one."""
+
+
 class FunctionError(ValueError):
     """The parameters of a function cannot be enforced; the message has its name and the place of the keyword."""
+
+
+def types_of_arguments(parameters: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the types that readers try on each argument that is written without JSON, in order. Text that may be of
+    any type stays a string.
+    """
+    properties = parameters.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    comparison, types = Comparison(parameters, References(parameters)), dict[str, list[str]]()
+    for name, schema in properties.items():
+        kinds = comparison.types(schema)
+        if isinstance(schema, dict) and schema.get("nullable"):  # OpenAPI's keyword, which readers know
+            kinds |= {"null"}
+        types[name] = ["string"] if len(kinds) == len(_TYPES) else [kind for kind in _TYPES if kind in kinds]
+    return types
 
 
 @dataclass(frozen=True)
@@ -129,6 +163,49 @@ def compiled_parts(tokenizer: LLTokenizer, parts: OutputParts, special: Mapping[
     """
     writer = _Writer(tokenizer, parts, special)
     return compiled_text(tokenizer, "tools", writer.lark(), writer.unenforced)
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """An argument that is written without JSON."""
+
+    function: Function
+    schema: Schema
+    definitions: dict[str, Any]
+    types: Sequence[str]
+    """The types that its reader tries, in order."""
+    end: str
+    """The delimiter after it."""
+
+    def target(self, reference: str) -> Schema:
+        """Return the definition that a reference names."""
+        target: Schema = self.definitions[reference.rpartition("/")[2]]
+        return target
+
+    def read_as(self, kinds: Iterable[str]) -> str:
+        """Return a pattern of the texts that are read as values of some types; empty where it has none of them."""
+        return "|".join(dict.fromkeys(_READ_AS[kind] for kind in kinds if kind in self.types))
+
+    def reads(self, text: str, value: Any) -> bool:
+        """Whether the text of a constant is read as its value."""
+        if text != text.strip() or self.end.strip() in text:
+            return False
+        others = self.read_as(_READ_AS)
+        return not (others and re.fullmatch(others, text)) if isinstance(value, str) else bool(others)
+
+    def unlimited(self, schema: Schema, within: Set[str] = frozenset()) -> set[str]:
+        """Return types of which a schema admits every value; `within`: references that have led to it."""
+        if isinstance(schema, bool):
+            return {*_TYPES} if schema else set()
+        if schema.keys() == {"$ref"}:
+            name = schema["$ref"]
+            return set() if name in within else self.unlimited(self.target(name), {*within, name})
+        if schema.keys() == {"anyOf"}:
+            return set().union(*(self.unlimited(part, within) for part in schema["anyOf"]))
+        stated = schema.get("type", _TYPES)
+        kinds = types_named([stated] if isinstance(stated, str) else stated)
+        limited = [about(keyword) for keyword in keywords(schema) - {"type"}]
+        return {kind for kind in kinds if all(types and kind not in types for types in limited)}
 
 
 class _Writer:
@@ -269,44 +346,48 @@ class _Writer:
         properties = {**own.get("properties", {})}
         for name in required:
             properties.setdefault(name, True)
+        types = types_of_arguments(function.schema)
         parts = []
         for name, value in properties.items():
             if value is not False:
                 begin, end = (text.format(name=name) for text in family.parameter)
-                argument = self._value(function, value, own.get("$defs", {}), end)
-                if argument is not None:
-                    parts.append(f"({self._text(begin)} {argument}){'' if name in required else '?'}")
+                argument = _Argument(function, value, own.get("$defs", {}), types.get(name, ["string"]), end)
+                body = self._value(argument, value)
+                if body is not None:
+                    parts.append(f"({self._text(begin)} {body}){'' if name in required else '?'}")
+                elif name in required:
+                    self._lost(function, "required")
         return " ".join(parts)
 
-    def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str | None:
-        """Return the body of a value and `end`: strings without quotes, other values as JSON; None without a possible
-        value.
+    def _value(self, argument: _Argument, schema: Schema, within: Set[str] = frozenset()) -> str | None:
+        """Return the body of a value and its end: strings without quotes, other values as JSON; None without a possible
+        value. `within`: references that have led to the schema.
         """
         if schema is True:
-            return self._string(function, {}, end)
+            return self._string(argument, {})
         assert isinstance(schema, dict)
         (only,) = schema if len(schema) == 1 else ("",)
-        if only == "$ref" and len(definitions) > self._names:
-            target = definitions[schema["$ref"].rpartition("/")[2]]
-            return self._value(function, target, definitions, end)
+        if only == "$ref":
+            name = schema["$ref"]
+            return None if name in within else self._value(argument, argument.target(name), {*within, name})
         if only == "anyOf" or (only == "allOf" and len(schema["allOf"]) == 1):
-            parts = [self._value(function, part, definitions, end) for part in schema[only] if part is not False]
+            parts = [self._value(argument, part, within) for part in schema[only] if part is not False]
             options = [option for option in parts if option is not None]
             return self._any(*options) if options else None
         if "enum" in schema or "const" in schema:
-            values = self._listed(schema, definitions)
+            values = self._listed(schema, argument.definitions)
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            readable = [text for text in texts if text == text.strip() and end.strip() not in text]
+            readable = [text for text, value in zip(texts, values, strict=True) if argument.reads(text, value)]
             if len(readable) < len(texts):
-                self._lost(function, "enum" if "enum" in schema else "const")
-            return f"{self._any(*map(json.dumps, readable))} {self._text(end)}" if readable else None
-        kinds = schema.get("type", ["string", "null", "boolean", "number", "array", "object"])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        forms = [self._string(function, schema, end)] if "string" in kinds else []
-        if others := [kind for kind in kinds if kind != "string"]:
-            value = self._json({**schema, "type": others, "$defs": definitions})
-            forms.append(f"{value} {self._text(end)}")
-        return self._any(*forms)
+                self._lost(argument.function, "enum" if "enum" in schema else "const")
+            return f"{self._any(*map(json.dumps, readable))} {self._text(argument.end)}" if readable else None
+        kinds = types_named([schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", _TYPES))
+        forms = [self._string(argument, schema)] if "string" in kinds else []
+        if others := kinds.intersection(argument.types) - {"string"}:
+            value = self._json({**schema, "type": sorted(others), "$defs": argument.definitions})
+            forms.append(f"{value} {self._text(argument.end)}")
+        options = [form for form in forms if form is not None]
+        return self._any(*options) if options else None
 
     def _listed(self, schema: dict[str, Any], definitions: dict[str, Any]) -> list[Any]:
         """Return the values of `enum` or `const` that the other keywords of a schema admit."""
@@ -321,18 +402,33 @@ class _Writer:
             return []
         return [value for value in values if grammar.admits(self._tokenizer, json.dumps(value, ensure_ascii=False))]
 
-    def _string(self, function: Function, schema: dict[str, Any], end: str) -> str:
-        """Return the body of an unquoted string, which ends at the first `end`."""
+    def _string(self, argument: _Argument, schema: dict[str, Any]) -> str | None:
+        """Return the body of an unquoted string, which ends at the first end of the argument; None without any.
+
+        Numbers, booleans and null that the argument may be are texts of the same terminal: llguidance follows the
+        longest match, so that 12 would begin a string and could not end as a number. The reader takes all of them for
+        such values, so that their limits are not enforced.
+        """
         for keyword in ("allOf", "format", "$ref"):
             if keyword in schema:
-                self._lost(function, keyword)
+                self._lost(argument.function, keyword)
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        if most != "" and least > most:
+            return None
         text = f"/(?s:.{{{least},{most}}})/"
         if least or "pattern" in schema:
-            text += r" & /(\S((?s:.*)\S)?)?/"  # surrounding whitespace is not read as a part of the string
+            # What is read as the string has no surrounding whitespace, and ends at the first delimiter.
+            text += rf" & /(\S((?s:.*)\S)?)?/ & ~/(?s:.*){_slashed(re.escape(argument.end.strip()))}(?s:.*)/"
         if "pattern" in schema:
             text += f" & /{_slashed(patterns.searched(schema['pattern']))}/"
-        return self._rule(f"{self._terminal(text)} {json.dumps(end)}", "[lazy]")
+        limited = {*argument.types} - argument.unlimited(argument.schema)
+        if limited & {"integer", "number", "boolean"}:
+            self._lost(argument.function, "type")
+        if containers := argument.read_as({"object", "array"} & limited):
+            text += rf" & ~/\s*({containers})/"
+        if scalars := argument.read_as(("integer", "number", "boolean", "null")):
+            text = f"({text} | /{scalars}/)"
+        return self._rule(f"{self._terminal(text)} {json.dumps(argument.end)}", "[lazy]")
 
     def _lost(self, function: Function, keyword: str) -> None:
         lost = Unenforced(f"#/{keyword}", "is not supported in the arguments of this model's calls, which are not JSON")

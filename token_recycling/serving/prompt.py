@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from .._util.text_stream import one_line
-from ..grammar.json_schema.disjoint import Comparison
-from ..grammar.json_schema.references import References
-from ..grammar.parts import Function, OutputParts
+from ..grammar.parts import Function, OutputParts, types_of_arguments
 from ..model.loading import Loaded
 from .conversation import Message, Part, joined
 from .errors import ApiError
@@ -235,24 +233,13 @@ def response_parser(
     return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
 
 
-_TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
-"""In the order in which the parser tries to read an unquoted argument."""
-
-
 def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool whose parameters have explicit types. The parser reads an argument by its type, but ignores
     references and `enum`.
     """
     function = tool["function"]
     parameters = function.get("parameters") or {}
-    if not isinstance(parameters.get("properties"), dict):
-        return tool
-    comparison, properties = Comparison(parameters, References(parameters)), {**parameters["properties"]}
-    for name, schema in properties.items():
-        types = comparison.types(schema)
-        stated = [kind for kind in _TYPES if kind in types]
-        if isinstance(schema, dict) and "type" not in schema and len(stated) < len(_TYPES):
-            properties[name] = {"type": stated}
+    properties = {name: {"type": types} for name, types in types_of_arguments(parameters).items()}
     return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 

@@ -4,13 +4,16 @@ import json
 import types
 from functools import partial
 
+import jsonschema
 import pytest
 import torch
 from support import tiny
+from support.byte_grammars import admits, byte_tokenizer
 from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
 from transformers import GenerationConfig
 
+from token_recycling.grammar.parts import Function, FunctionError, OutputParts, compiled_parts
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.output import Delta, Output, ParsedReader, ScoredToken, StopTrimmer, whole
@@ -119,7 +122,15 @@ def test_what_families_write_is_known(family):
 )
 def test_arguments_without_quotes_are_of_the_types_of_their_schemas(schema, written, value):
     defs = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}, "level": {"enum": [1, 2]}}
-    parameters = {"type": "object", "properties": {"at": schema}, "$defs": defs}
+    assert _read({"type": "object", "properties": {"at": schema}, "$defs": defs}, _unquoted(written)) == value
+
+
+def _unquoted(written):
+    return f"<tool_call>\n<function=look>\n<parameter=at>\n{written}\n</parameter>\n</function>\n</tool_call>"
+
+
+def _read(parameters, call):
+    """What is read as the argument `at`."""
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "<function="
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3_5")), tokenizer)
@@ -127,9 +138,67 @@ def test_arguments_without_quotes_are_of_the_types_of_their_schemas(schema, writ
     output = ParsedReader(
         tokenizer, StopTrimmer(()), response_parser(loaded, torch.empty(1, 0, dtype=torch.long), tools)
     )
-    call = f"<tool_call>\n<function=look>\n<parameter=at>\n{written}\n</parameter>\n</function>\n</tool_call><|im_end|>"
-    (piece,) = Delta([*output.begin(), *output.feed(call)]).calls
-    assert json.loads(piece.text) == {"at": value}
+    (piece,) = Delta([*output.begin(), *output.feed(f"{call}<|im_end|>")]).calls
+    return json.loads(piece.text)["at"]
+
+
+UNQUOTED = [
+    "ab",
+    "abcde",
+    "12",
+    "3",
+    "-5",
+    "1.5",
+    "true",
+    "null",
+    "[1]",
+    '["a"]',
+    '{"a": 1}',
+    "auto",
+    "red",
+    "a\n</parameter>\nbcd",
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "admitted"),
+    [
+        ({"$ref": "#/$defs/color"}, ["red"]),
+        ({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]}, ["null", "red"]),
+        ({"$ref": "#/$defs/list"}, [text for text in UNQUOTED if text != "[1]" and "</" not in text]),
+        ({"anyOf": [{"type": "string", "minLength": 6}, {"type": "null"}]}, ["null", '{"a": 1}']),
+        (
+            {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "integer"}]},
+            ["ab", "abcde", "12", "3", "-5", "auto"],
+        ),
+        ({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}, ["12", "3", "auto"]),
+        ({"maxLength": 4}, ["ab", "12", "3", "-5", "1.5", "true", "null", "[1]", "auto", "red"]),
+        ({"enum": ["12", "auto"]}, ["12", "auto"]),
+        ({"type": "string", "minLength": 13}, []),
+        ({"anyOf": [{"type": "string", "minLength": 3, "maxLength": 2}, {"type": "integer"}]}, ["12", "3", "-5"]),
+        ({"enum": ["12", 3]}, None),
+        ({"minLength": 3, "maxLength": 2}, None),
+        ({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}, None),
+    ],
+    ids=str,
+)
+def test_arguments_without_quotes_are_read_as_values_of_their_schemas(schema, admitted):
+    """Where a text could be read as another value, the schema is refused."""
+    texts = {"type": "string"}
+    defs = {
+        "color": {"type": "string", "enum": ["red"]},
+        "list": {"anyOf": [texts, {"type": "array", "items": {"$ref": "#/$defs/list"}, "minItems": 1}]},
+    }
+    parameters = {"properties": {"of": texts, "by": texts, "at": schema}, "required": ["at"], "$defs": defs}
+    parts = OutputParts("qwen_3_coder", [Function("look", parameters, strict=True)], "required")
+    if admitted is None:
+        with pytest.raises(FunctionError, match="not JSON"):
+            compiled_parts(byte_tokenizer(), parts, {})
+        return
+    grammar = compiled_parts(byte_tokenizer(), parts, {})
+    assert [text for text in UNQUOTED if admits(grammar, _unquoted(text))] == admitted
+    for text in admitted:
+        jsonschema.validate(_read(parameters, _unquoted(text)), {**schema, "$defs": defs})
 
 
 def test_no_tools_are_shown_where_none_may_be_used(server):
