@@ -31,7 +31,7 @@ WORKERS := --numprocesses auto --maxprocesses 8 --dist worksteal
 test: setup      ## the tests to run before every commit: five to ten minutes on two cores
 	$(RUN)/python -m pytest $(WORKERS)
 
-ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama-sdpa]
+ONE_FAMILY := test_trees_equal_linear_decoding_and_outputs_equal_generate[llama-sdpa]
 QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_drawn.py \
 	'tests/model/test_architectures.py::$(ONE_FAMILY)'
 test-quick: setup ## under a minute on two cores: loop, trees, recycling, one family; run it as you work

@@ -1,4 +1,4 @@
-"""Every architecture that is claimed: trees against linear decoding, and the same text as plain `generate`."""
+"""Every supported architecture: trees against linear decoding, outputs against plain `generate`."""
 
 import logging
 from dataclasses import replace
@@ -45,7 +45,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("case", "attention"), RUNS)
-def test_trees_equal_linear_decoding_and_texts_those_of_generate(case, attention):
+def test_trees_equal_linear_decoding_and_outputs_equal_generate(case, attention):
     result = measured(case, attention)
     assert result.same_trees
     assert result.identical == result.texts
@@ -53,17 +53,17 @@ def test_trees_equal_linear_decoding_and_texts_those_of_generate(case, attention
     assert result.mat > (1 if briefly else 2.5)
 
 
-def test_the_families_that_count_as_tested_are_those_tested_here():
-    """A text decoder inside another model is tried each time."""
+def test_tested_families_are_those_with_a_case():
+    """Except text decoders inside other models, which are self-tested every time."""
     alone = [case for case in ALL if "text_config" not in case.config]
     assert {CONFIG_MAPPING[case.family].model_type for case in alone} == TESTED
 
 
-# A test of equality is worth something only if what is claimed to matter does.
+# The equality above proves something only if trees are wrong without the special handling.
 
 
 @pytest.mark.parametrize("case", chosen([*WINDOWS, *FURTHER_WINDOWS]))
-def test_without_its_windows_a_tree_is_wrong(case):
+def test_ignoring_windows_gives_wrong_logits(case):
     target = Target(model_of(case))
     target.inputs = TreeInputs(replace(target.info, layers={"full_attention": Reach()}), HERE, target.dtype)
     text = random_tokens(target, 27)
@@ -71,7 +71,7 @@ def test_without_its_windows_a_tree_is_wrong(case):
 
 
 @pytest.mark.parametrize("case", chosen([*KEY_POSITIONS, *BORDERS[:-1], BLOCKS]))
-def test_without_its_exception_a_tree_is_wrong(case):
+def test_ignoring_key_positions_or_length_limits_fails(case):
     target = Target(model_of(case))
     if case in KEY_POSITIONS:
         target.info = replace(target.info, key_bias=replace(target.info.key_bias, argument="not_there"))
@@ -85,7 +85,7 @@ def test_without_its_exception_a_tree_is_wrong(case):
     assert largest_difference(target, text, tree.parents)[0] > 1e-4
 
 
-def test_without_its_exception_a_tree_of_a_family_that_counts_slots_is_wrong():
+def test_trees_are_wrong_for_a_family_that_counts_slots():
     target = Target(model_of(named("gpt_neo")))
     assert not target.info.branches
     for length, wrong in ((6, False), (40, True)):
@@ -95,7 +95,7 @@ def test_without_its_exception_a_tree_of_a_family_that_counts_slots_is_wrong():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "llama4_text"])
-def test_texts_up_to_the_models_limit(family):
+def test_outputs_up_to_the_context_limit_equal_generate(family):
     case = named(family)
     limit = {"max_position_embeddings": 48} | ({"max_seq_len": 48} if family == "mpt" else {})
     model = model_of(replace(case, config={**case.config, **limit}))
@@ -109,7 +109,7 @@ BATCHES = [*WINDOWS, *KEY_POSITIONS, *SLOTS, named("llama"), named("gpt2"), name
 
 
 @pytest.mark.parametrize("case", chosen(BATCHES))
-def test_a_batch_is_decoded_as_each_text_alone(case):
+def test_batch_equals_single_decoding(case):
     model, new = model_of(case), 16
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in (3, 21, 12)]
     wanted = []
@@ -129,9 +129,9 @@ def test_a_batch_is_decoded_as_each_text_alone(case):
 
 
 @pytest.mark.parametrize(("heads", "length"), [(1, 5), (2, 8), (1, 20)])
-def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads, length):
-    """Of few heads often none has a score above 0, and which of the keys are chosen follows from the number of slots:
-    with another number, as without a cache, the model itself says something else.
+def test_outputs_equal_generate_where_index_scores_tie(heads, length):
+    """With few heads often no key scores above 0. Then the number of slots determines which keys are selected, and the
+    model itself gives another output with another number, such as without a cache.
     """
     model = indexed(index_topk=8, index_n_heads=heads)
     text = tiny.prompt(length, length, VOCABULARY)
@@ -146,13 +146,13 @@ def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads, len
 
 
 def indexed(**config):
-    """A model with sparse attention."""
+    """Return a model with sparse attention."""
     case = named("deepseek_v32")
     return model_of(replace(case, config={**case.config, **config}))
 
 
-def test_flex_attention_on_a_cpu_is_refused():
-    """Where torch gives wrong logits: what is accelerated with another attention would give other tokens."""
+def test_flex_attention_on_cpu_is_refused():
+    """Its logits are wrong there in torch, so acceleration with another attention would change the output."""
     model = tiny.llama()
     model.set_attn_implementation("flex_attention")
     with pytest.raises(tr.UnsupportedModelError, match=r"set_attn_implementation\('sdpa'\)"):
@@ -161,7 +161,7 @@ def test_flex_attention_on_a_cpu_is_refused():
     assert tr.why_not(model) is None
 
 
-def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(caplog):
+def test_attention_without_tree_masks_is_replaced_only_during_accelerated_calls(caplog):
     model, ids, wanted = tiny.llama(), tiny.prompt(0, 6), "flash_attention_2"
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     model.config._attn_implementation = wanted
@@ -175,7 +175,7 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     assert model.config._attn_implementation == wanted
 
 
-def test_an_unknown_family_is_tried_before_it_is_accelerated():
+def test_unknown_family_is_self_tested_before_acceleration():
     model = tiny.unknown(tiny.llama())
     assert "is not among those tested" in " ".join(tr.check(model).notes)
     assert tr.why_not(model) is None
@@ -183,7 +183,7 @@ def test_an_unknown_family_is_tried_before_it_is_accelerated():
     assert torch.equal(tr.generate(model, ids, max_new_tokens=9), model.generate(ids, max_new_tokens=9))
 
 
-def test_an_unknown_family_that_counts_slots_is_refused():
+def test_unknown_family_that_counts_slots_is_refused():
     model = tiny.unknown(model_of(named("gpt_neo")))
     model.config.window_size = 8
     for block in model.transformer.h:
@@ -194,15 +194,15 @@ def test_an_unknown_family_that_counts_slots_is_refused():
         tr.accelerate(model)
 
 
-def test_a_self_test_that_fails_counts_for_a_family_tested_before():
-    """As where a model's code was changed: here it shifts the positions that it is given."""
+def test_failed_self_test_overrides_the_list_of_tested_families():
+    """As with changed model code; here it shifts its positions."""
     model = tiny.llama()
     rotary = type(model.model.rotary_emb).forward
     assert tr.why_not(model) is None
     model.model.rotary_emb.forward = lambda x, position_ids: rotary(
         model.model.rotary_emb, x, position_ids * position_ids.shape[1]
     )
-    assert tr.why_not(model) is None, "nothing was tried"
+    assert tr.why_not(model) is None, "no self-test ran"
     found = tr.check(model, self_test=True)
     assert not found.supported
     assert found.difference is not None
@@ -218,6 +218,6 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before():
 
 
 @pytest.mark.nightly
-def test_the_page_of_architectures_is_what_is_tested_here():
+def test_architectures_page_is_current():
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
     assert written.read_text(encoding="utf-8") == page(claimed), "stale: run `nox -s tables`"

@@ -1,4 +1,4 @@
-"""The attention that a user chose: configured, saved, copied and restored as it was, whatever trees attend with."""
+"""The user's attention implementation is configured, saved, copied and restored, whichever one draft trees use."""
 
 import copy
 import json
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from support import tiny
+from support.architectures import attention_settings
 
 import token_recycling as tr
 
@@ -15,39 +16,33 @@ NEW = {"max_new_tokens": 10, "do_sample": False}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def named(attention):
+def grouped_llama(attention):
     model = tiny.llama(**GROUPED)
     model.set_attn_implementation(attention)
     return model
 
 
-def chosen(model):
-    """What each configuration of a model names."""
-    parts = [getattr(model.config, name) for name in model.config.sub_configs]
-    return [config._attn_implementation for config in (model.config, *parts)]
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_the_choice_is_reported_saved_copied_and_restored(attention, tmp_path):
-    model, ids = named(attention), tiny.prompt(0, 9)
-    wanted, own = model.generate(ids, **NEW), chosen(model)
+def test_attention_setting_is_reported_saved_copied_and_restored(attention, tmp_path):
+    model, ids = grouped_llama(attention), tiny.prompt(0, 9)
+    wanted, own = model.generate(ids, **NEW), attention_settings(model)
     model.save_pretrained(tmp_path / "before")
     tr.accelerate(model, "recycling")
     assert torch.equal(model.generate(ids, **NEW), wanted)
     model.save_pretrained(tmp_path / "after")
     before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("before", "after"))
-    assert chosen(model) == own == [attention]
+    assert attention_settings(model) == own == [attention]
     assert before == after
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert chosen(other) == own
+        assert attention_settings(other) == own
         assert torch.equal(other.generate(ids, **NEW), wanted)
-    assert chosen(tr.decelerate(model)) == own
+    assert attention_settings(tr.decelerate(model)) == own
     assert torch.equal(model.generate(ids, **NEW), wanted)
 
 
-def test_layers_whose_heads_share_keys_by_different_numbers():
-    """As of models that were pruned: all layers have one mask."""
-    model, ids = named("sdpa"), tiny.prompt(0, 9)
+def test_layers_with_different_numbers_of_key_heads():
+    """As in pruned models; all layers share one mask."""
+    model, ids = grouped_llama("sdpa"), tiny.prompt(0, 9)
     attention = model.model.layers[1].self_attn
     for name in ("k_proj", "v_proj"):
         own = getattr(attention, name)
@@ -60,20 +55,20 @@ def test_layers_whose_heads_share_keys_by_different_numbers():
     assert model.acceleration.fallback is None
 
 
-def test_another_choice_counts_from_the_next_call_on():
-    model, ids = named("sdpa"), tiny.prompt(0, 9)
+def test_changed_attention_takes_effect_at_the_next_call():
+    model, ids = grouped_llama("sdpa"), tiny.prompt(0, 9)
     tr.accelerate(model, "recycling").generate(ids, **NEW)
     for attention in ("eager", "sdpa"):
         model.set_attn_implementation(attention)
         wanted = tr.decelerate(copy.deepcopy(model)).generate(ids, **NEW)
         assert torch.equal(model.generate(ids, **NEW), wanted)
         assert model.acceleration.fallback is None
-        assert chosen(model) == [attention]
+        assert attention_settings(model) == [attention]
 
 
-def test_weights_of_attention_are_given_as_without_acceleration():
-    """By eager attention alone: a configuration with another name refuses to be asked for them."""
-    model, ids = named("eager"), tiny.prompt(0, 9)
+def test_attention_weights_are_returned_as_without_acceleration():
+    """Only by eager attention: with another implementation the configuration rejects `output_attentions`."""
+    model, ids = grouped_llama("eager"), tiny.prompt(0, 9)
     wanted = model(ids, output_attentions=True).attentions
     tr.accelerate(model, "recycling").generate(ids, **NEW)
     assert all(map(torch.equal, model(ids, output_attentions=True).attentions, wanted))
@@ -81,8 +76,8 @@ def test_weights_of_attention_are_given_as_without_acceleration():
     assert all(map(torch.equal, model(ids).attentions, wanted))
 
 
-def test_other_models_attend_as_ever_during_accelerated_calls():
-    ours, other, ids = named("sdpa"), tiny.llama(seed=5, **GROUPED), tiny.prompt(0, 9)
+def test_other_models_are_unaffected_during_accelerated_calls():
+    ours, other, ids = grouped_llama("sdpa"), tiny.llama(seed=5, **GROUPED), tiny.prompt(0, 9)
     wanted, wanted_of_ours = other(ids).logits, ours.generate(ids, **NEW)
     tr.accelerate(ours, "recycling")
     with ThreadPoolExecutor(2) as pool:

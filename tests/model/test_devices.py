@@ -1,4 +1,4 @@
-"""Models on several devices: weights offloaded by accelerate, and a stand-in for a second device (see elsewhere.py)."""
+"""Models on several devices: weights offloaded by accelerate, and a simulated second device (see elsewhere.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAPS = {
 
 @pytest.mark.parametrize(("placed", "tied"), thinned(itertools.product(MAPS, [False, True])))
 def test_weights_placed_by_a_device_map(tmp_path, placed, tied):
-    """Offloaded weights, the embedding's too, are on the meta device between the passes."""
+    """Between forward passes offloaded weights, including the embedding's, are on the meta device."""
     model, ids, inputs = tiny.llama(tie_word_embeddings=tied), tiny.prompt(0, 8), batch([5, 9, 3], 1)
     model.generation_config.pad_token_id = 0
     wanted, wanted_batch = model.generate(ids, **GREEDY), model.generate(**inputs, **GREEDY)
@@ -46,7 +46,7 @@ def test_weights_placed_by_a_device_map(tmp_path, placed, tied):
     assert tr.check(model, self_test=True).supported
 
 
-def test_a_model_is_loaded_by_a_device_map(tiny_model_dir):
+def test_load_accepts_a_device_map(tiny_model_dir):
     ids = tiny.prompt(0, 8)
     wanted, _ = tr.load(tiny_model_dir, device="cpu")
     model, _ = tr.load(tiny_model_dir, device_map=MAPS["a layer on disk"])
@@ -57,7 +57,7 @@ def test_a_model_is_loaded_by_a_device_map(tiny_model_dir):
             tr.load(tiny_model_dir, **given)
 
 
-def test_a_model_without_its_weights_is_refused(model):
+def test_model_without_weights_is_refused(model):
     model.to("meta")
     with pytest.raises(tr.UnsupportedModelError, match="LlamaForCausalLM has no weights"):
         tr.stream(model, tiny.prompt(0, 4))
@@ -69,7 +69,7 @@ def two_devices():
         yield
 
 
-def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices):
+def test_stand_in_rejects_operations_across_devices(two_devices):
     there = torch.arange(3, device=THERE)
     assert (there.device, there.to(HERE).device) == (THERE, HERE)
     with pytest.raises(RuntimeError, match="same device"):
@@ -78,28 +78,28 @@ def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices):
     assert isinstance(there[1:].narrow(0, 0, 1).clone(), Elsewhere)
 
 
-def bring(module, device):
-    """Lets a module bring what it is given to its device, as accelerate's hooks do."""
+def move_inputs(module, device):
+    """Make a module move its inputs to its device, as accelerate's hooks do."""
 
-    def brought(value):
+    def moved(value):
         if isinstance(value, tuple):
-            return tuple(map(brought, value))
+            return tuple(map(moved, value))
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     forward = module.forward
     module.forward = lambda *args, **kwargs: forward(
-        *map(brought, args), **{name: brought(value) for name, value in kwargs.items()}
+        *map(moved, args), **{name: moved(value) for name, value in kwargs.items()}
     )
 
 
-def begins_there(model):
-    """The logits come back here."""
+def put_first_half_there(model):
+    """Move the first half of the model; the logits are computed on the host."""
     inner = model.model
     for module in (inner.embed_tokens, inner.rotary_emb, inner.layers[0]):
         put_there(module)
-        bring(module, THERE)
+        move_inputs(module, THERE)
     for module in (inner.layers[1], inner.norm, model.lm_head):
-        bring(module, HERE)
+        move_inputs(module, HERE)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def begins_there(model):
         [
             (put_there, HERE, "published"),
             (put_there, THERE, "recycling"),
-            (begins_there, HERE, "recycling:tree=paper"),
-            (begins_there, THERE, "published"),
+            (put_first_half_there, HERE, "recycling:tree=paper"),
+            (put_first_half_there, THERE, "published"),
         ],
         every=4,
     ),
@@ -138,8 +138,8 @@ def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prom
 
 
 @pytest.mark.parametrize("seed", thinned(range(4), 4))
-def test_a_pass_that_is_made_again_takes_no_random_numbers_of_its_own(two_devices, seed):
-    """A drafted token whose states are NaN spoils a pass, which is made again without drafts."""
+def test_repeated_pass_consumes_no_random_numbers(two_devices, seed):
+    """NaN states of a drafted token spoil a forward pass, which is then repeated without a draft."""
     model, ids = tiny.llama(), tiny.prompt(0, 5)
     how: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True, "temperature": 0.7, "top_k": 12}
     wanted, state = tiny.seeded(model.generate, ids, seed=seed, **how)
@@ -156,7 +156,7 @@ def test_a_pass_that_is_made_again_takes_no_random_numbers_of_its_own(two_device
 
 
 class Stream:
-    """Copies here are done when they are asked for."""
+    """A stream whose copies are synchronous."""
 
     def __enter__(self):
         return self
@@ -170,7 +170,7 @@ class Stream:
 
 @pytest.fixture
 def offloading(two_devices):
-    """With it transformers' own offloaded caches work on the stand-in."""
+    """Make transformers' offloaded caches work on the simulated device."""
     with (
         mock.patch.object(torch, "Stream", Stream),
         mock.patch.object(torch.cuda, "default_stream", return_value=Stream()),
@@ -179,8 +179,8 @@ def offloading(two_devices):
 
 
 @pytest.mark.parametrize("case", chosen([named("llama"), named("mistral", "window of 8"), named("deepseek_v3")]))
-def test_an_offloaded_cache_stays_on_the_host(offloading, case):
-    """And is continued, by plain `generate` and by ours."""
+def test_offloaded_cache_stays_on_the_host(offloading, case):
+    """Plain and accelerated `generate` both continue it."""
     model, inputs = model_of(case, "eager"), batch([5, 9, 3], 1)
     model.generation_config.pad_token_id = 0
     wanted = model.generate(**inputs, **GREEDY)
@@ -202,7 +202,7 @@ def test_an_offloaded_cache_stays_on_the_host(offloading, case):
     assert all(torch.equal(text.to(HERE), texts[0].to(HERE)) for text in texts)
 
 
-def test_an_offloaded_static_cache_is_filled_at_the_end(offloading):
+def test_offloaded_static_cache_is_filled_at_the_end(offloading):
     model, ids = tiny.llama(), tiny.prompt(0, 8)
     put_there(model)
     arguments = {"cache_implementation": "offloaded_static", "return_dict_in_generate": True, **GREEDY}
@@ -214,8 +214,8 @@ def test_an_offloaded_static_cache_is_filled_at_the_end(offloading):
         torch.testing.assert_close(own.keys.to(HERE), theirs.keys.to(HERE), atol=1e-5, rtol=1e-4)
 
 
-def test_a_copy_has_the_type_of_the_target_but_for_its_buffers():
-    """Frequencies of positions need all their bits; the original stays as it is."""
+def test_placed_copy_converts_parameters_but_not_buffers():
+    """Rotary frequencies need full precision; the original model does not change."""
     model = tiny.llama().train()
     copied = placed_copy(model, torch.device("cpu"), torch.bfloat16)
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}

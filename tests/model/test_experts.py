@@ -1,4 +1,4 @@
-"""Experts of a mixture are computed as transformers computes them: while it decodes another way than in a prompt."""
+"""Experts use the implementation that transformers uses, which differs between prompts and decoding."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MIXTURES = ["mixtral", "qwen3_moe", "qwen2_moe"]
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_passes_over_drafts_on_an_accelerator_use_the_experts_of_decoding(family):
+def test_draft_passes_on_an_accelerator_use_the_decoding_implementation(family):
     model = architectures.model_of(architectures.named(family))
     model.set_experts_implementation("grouped_mm")
     target, seen = Target(model), []
     model.register_forward_pre_hook(lambda *_: seen.append({*model.get_experts_implementation().values()}))
     target.forward(target.inputs.of([Draft([5, 7, 9], [-1, 0, 0])], [0], 0), target.new_cache())
-    assert seen == [{"grouped_mm"}], "on a CPU they stay"
+    assert seen == [{"grouped_mm"}], "unchanged on a CPU"
     with target._experts_of_decoding():
         assert "batched_mm" in model.get_experts_implementation().values()
     assert {*model.get_experts_implementation().values()} == {"grouped_mm"}
 
 
 @pytest.mark.parametrize("family", thinned(MIXTURES))
-def test_a_call_leaves_the_implementation_as_it_was(family):
+def test_experts_implementation_is_restored_after_a_call(family):
     model = architectures.model_of(architectures.named(family))
     model.set_experts_implementation("grouped_mm")
     ids = tiny.prompt(0, 9, architectures.VOCABULARY)

@@ -1,4 +1,4 @@
-"""What is remembered of a model lasts as long as its weights do, and leaves no trace in the model."""
+"""Facts cached for a model are valid as long as its weights, and leave no trace in the model."""
 
 import copy
 import gc
@@ -22,83 +22,83 @@ from token_recycling.model.info import model_info
 from token_recycling.model.inspection import weights_fingerprint
 
 
-def remembered(model, what, make, of="numbers"):
-    return facts_of(model).get(what, make, of)
+def fact(model, key, make, of="numbers"):
+    return facts_of(model).get(key, make, of)
 
 
 @pytest.fixture
 def numbers():
-    """0, 1, 2, ...: a number for each time that something is made."""
-    made = count()
-    return lambda: next(made)
+    """A function that returns 0, 1, 2, ...: its number of earlier calls."""
+    calls = count()
+    return lambda: next(calls)
 
 
-def trained(model):
+def train(model):
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     model(tiny.prompt(0, 5)).logits.sum().backward()
     optimiser.step()
 
 
-def loaded(model):
+def load(model):
     model.load_state_dict(tiny.llama(1).state_dict())
 
 
-def replaced(model):
+def replace(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
-def swapped(model):
+def swap(model):
     weight = model.lm_head.weight
     torch.utils.swap_tensors(weight, torch.nn.Parameter(weight.detach().clone()))
 
 
-NEW_VALUES = [trained, loaded]
+NEW_VALUES = [train, load]
 NEW_TENSORS: list[Callable[[LlamaForCausalLM], Any]] = [
-    replaced,
-    swapped,
+    replace,
+    swap,
     lambda model: model.to(torch.bfloat16),
     lambda model: model.to("meta"),
     lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
 ]
 
 
-def test_a_thing_is_made_once(model, numbers):
-    assert [remembered(model, "a", numbers) for _ in range(3)] == [0, 0, 0]
-    assert remembered(model, ("a", 1), numbers) == 1
-    assert remembered(tiny.llama(), "a", numbers) == 2
-    assert [remembered(model, "a", numbers), remembered(model, ("a", 1), numbers)] == [0, 1]
+def test_fact_is_computed_once_per_model_and_key(model, numbers):
+    assert [fact(model, "a", numbers) for _ in range(3)] == [0, 0, 0]
+    assert fact(model, ("a", 1), numbers) == 1
+    assert fact(tiny.llama(), "a", numbers) == 2
+    assert [fact(model, "a", numbers), fact(model, ("a", 1), numbers)] == [0, 1]
 
 
 @pytest.mark.parametrize("change", [*NEW_VALUES, *NEW_TENSORS])
 def test_facts_are_forgotten_when_weights_change(model, numbers, change):
-    """Those that do not depend on the numbers in them, with the tensors alone."""
-    assert [remembered(model, "a", numbers, of) for of in ("numbers", "form")] == [0, 1]
+    """Facts of the form survive new values, but not new tensors."""
+    assert [fact(model, "a", numbers, of) for of in ("numbers", "form")] == [0, 1]
     change(model)
-    assert [remembered(model, "a", numbers) for _ in range(2)] == [2, 2]
-    assert remembered(model, "a", numbers, of="form") == (1 if change in NEW_VALUES else 3)
+    assert [fact(model, "a", numbers) for _ in range(2)] == [2, 2]
+    assert fact(model, "a", numbers, of="form") == (1 if change in NEW_VALUES else 3)
 
 
-def test_a_warning_is_given_once(model, caplog):
-    """A training step is no reason to say it again."""
+def test_warning_is_logged_once_per_model(model, caplog):
+    """A training step does not repeat it."""
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         for _ in range(2):
             facts_of(model).say_once("one")
             facts_of(model).say_once("two")
-            trained(model)
+            train(model)
         facts_of(tiny.llama()).say_once("one")
     assert [record.getMessage() for record in caplog.records] == ["one", "two", "one"]
 
 
-def test_weights_made_in_inference_mode(numbers):
-    """They have no version; generating works within that mode and outside of it."""
+def test_weights_created_in_inference_mode(numbers):
+    """They have no version counter; generation works inside and outside of that mode."""
     wanted = tiny.llama().generate(tiny.prompt(0, 6), max_new_tokens=12)
     with torch.inference_mode():
         model = tiny.llama()
         assert model.lm_head.weight.is_inference()
-        assert [remembered(model, "a", numbers) for _ in range(2)] == [0, 0]
+        assert [fact(model, "a", numbers) for _ in range(2)] == [0, 0]
         for fast in (False, True):
             assert torch.equal(tr.generate(model, tiny.prompt(0, 6), fast=fast, max_new_tokens=12), wanted)
-    assert remembered(model, "a", numbers) == 0
+    assert fact(model, "a", numbers) == 0
     assert torch.equal(tr.generate(model, tiny.prompt(0, 6), max_new_tokens=12), wanted)
     with torch.inference_mode():
         model.load_state_dict(tiny.llama(1).state_dict())
@@ -107,14 +107,14 @@ def test_weights_made_in_inference_mode(numbers):
             assert torch.equal(tr.generate(model, tiny.prompt(0, 6), fast=fast, max_new_tokens=12), other)
 
 
-def test_a_copy_remembers_for_itself(model, numbers):
-    remembered(model, "a", numbers)
+def test_copy_has_its_own_facts(model, numbers):
+    fact(model, "a", numbers)
     other = copy.deepcopy(model)
-    assert [remembered(one, "a", numbers) for one in (other, model, other)] == [1, 0, 1]
+    assert [fact(one, "a", numbers) for one in (other, model, other)] == [1, 0, 1]
 
 
 @pytest.mark.parametrize("fast", thinned([True, False], 2))
-def test_a_model_that_is_no_longer_used_is_gone(fast):
+def test_unused_model_is_garbage_collected(fast):
     model, ids = tiny.llama(), tiny.prompt(0, 6)
     tr.generate(model, ids, fast=fast, max_new_tokens=12)
     list(tr.stream(model, ids, drafter="layer_skip:layers=1", fast=fast, max_new_tokens=12))
@@ -126,25 +126,25 @@ def test_a_model_that_is_no_longer_used_is_gone(fast):
     assert weight() is None
 
 
-def test_offloaded_weights_are_other_tensors_after_every_pass_and_the_model_the_same(model, numbers):
-    """accelerate brings them for a pass, and puts new ones without numbers in their place."""
+def test_facts_survive_the_replacement_of_offloaded_weights(model, numbers):
+    """accelerate loads them for a forward pass, then replaces them by new meta tensors."""
     cpu_offload(model, execution_device=torch.device("cpu"))
-    held = [id(weight) for weight in model.parameters()]
-    assert remembered(model, "what", numbers) == 0
+    before = [id(weight) for weight in model.parameters()]
+    assert fact(model, "a", numbers) == 0
     model(tiny.prompt(0, 5))
-    assert [id(weight) for weight in model.parameters()] != held
-    assert remembered(model, "what", numbers) == 0
+    assert [id(weight) for weight in model.parameters()] != before
+    assert fact(model, "a", numbers) == 0
 
 
-# What is found in a model
+# Facts computed from a model
 
 
 class Adapter(torch.nn.Linear):
-    """Another kind of part."""
+    """Another class of layer."""
 
 
 class Incomparable:
-    """Raises when it is compared."""
+    """A value whose comparison raises."""
 
     def __eq__(self, other):
         raise ValueError
@@ -161,15 +161,15 @@ class Incomparable:
         lambda model: model.add_module("more", torch.nn.Identity()),
     ],
 )
-def test_facts_about_a_model_are_found_once_and_again_when_it_has_changed(model, change):
-    known = model_info(model)
-    assert model_info(model) is known
+def test_model_info_is_cached_until_the_model_changes(model, change):
+    info = model_info(model)
+    assert model_info(model) is info
     change(model)
-    assert model_info(model) is not known
+    assert model_info(model) is not info
     assert model_info(model) is model_info(model)
 
 
-def test_what_has_changed_counts(model):
+def test_model_info_reflects_changes(model):
     assert model_info(model).attention == "sdpa"
     model.set_attn_implementation("eager")
     assert model_info(model).attention == "eager"
@@ -187,7 +187,7 @@ def test_what_has_changed_counts(model):
         Incomparable,
     ],
 )
-def test_configurations_and_classes_may_hold_what_cannot_be_compared_or_written(model, make, monkeypatch):
+def test_configuration_and_class_may_hold_incomparable_or_unserializable_values(model, make, monkeypatch):
     call = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 4, "do_sample": False}
     expected = model.generate(**call)
     with tr.accelerated(model):
@@ -196,18 +196,18 @@ def test_configurations_and_classes_may_hold_what_cannot_be_compared_or_written(
                 monkeypatch.setattr(holder, "extra", make(), raising=False)
                 assert torch.equal(model.generate(**call), expected)
                 assert model.acceleration.fallback is None
-        known = facts_of(model)
-    assert facts_of(model) is known
-    named = weights_fingerprint(model)
+        facts = facts_of(model)
+    assert facts_of(model) is facts
+    fingerprint = weights_fingerprint(model)
     model.config.extra = None
-    assert weights_fingerprint(model) != named
+    assert weights_fingerprint(model) != fingerprint
 
 
 @pytest.mark.parametrize(
     "make", [lambda: torch.ones(3), lambda: torch.nn.Parameter(torch.ones(3)), torch.nn.Identity, lambda: lambda: 1]
 )
-def test_an_object_that_is_gone_is_no_later_one(make):
-    """Which may be given its number, and its memory."""
+def test_collected_object_differs_from_a_later_one(make):
+    """Even if the later one reuses its id and its memory."""
     one, other = make(), make()
     before, later = (Identities([one, other]).watch() for _ in range(2))
     assert before == later

@@ -1,4 +1,4 @@
-"""The families of transformers' whole list: each is measured, refused with its reason, or named with it."""
+"""Every causal language model of transformers is measured, refused with a reason, or listed with the reason why not."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import token_recycling as tr
 
 
 @pytest.mark.skipif(HERE[:2] != (5, 24), reason="the families are those of another release of transformers")
-def test_every_family_that_transformers_knows_is_here_once():
+def test_every_causal_language_model_of_transformers_is_listed_once():
     named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
     others = [family for families in named for family in families.split()]
     cases = {case.family for case in [*ALL, *RECURRENT_REFUSED, *FURTHER_REFUSED]}
@@ -43,33 +43,33 @@ REASONS = {
 
 
 @pytest.mark.parametrize("case", thinned([*RECURRENT_REFUSED, *FURTHER_REFUSED], ids=str))
-def test_what_is_refused_is_refused_with_its_reason(case):
+def test_refused_families_give_their_reason(case):
     model = model_of(case)
     with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):
         tr.accelerate(model)
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_blocks_of_keys_are_chosen_in_masks_alone(attention):
+def test_block_sparse_attention_needs_masks(attention):
     model = model_of(BLOCKS)
     model.config._attn_implementation = attention
     assert "flash attention" in str(tr.check(model).reason)
 
 
-def test_without_local_blocks_no_tree_is_drafted():
+def test_no_tree_is_drafted_without_local_blocks():
     found = tr.check(model_of(replace(BLOCKS, config={**BLOCKS.config, "index_local_blocks": 0})))
     assert found.supported
     assert not any(found.fits(length, 2) for length in range(64))
 
 
-def test_a_window_that_a_configuration_derives_is_read_by_its_family():
-    """Of `local_attention`, in its `__post_init__`."""
+def test_model_with_a_derived_window_is_supported():
+    """ModernBERT derives it from `local_attention` in `__post_init__`."""
     case = next(case for case in FURTHER if case.family == "modernbert-decoder")
     assert tr.check(model_of(case)).supported
 
 
 @pytest.mark.parametrize("family", ["bert", "rembert"])
-def test_what_is_built_as_an_encoder_is_refused(family):
+def test_model_built_as_an_encoder_is_refused(family):
     case = next(case for case in FURTHER if case.family == family)
     assert tr.check(model_of(case)).supported
     found = tr.check(model_of(replace(case, config={**case.config, "is_decoder": False})))

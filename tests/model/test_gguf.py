@@ -1,4 +1,4 @@
-"""A GGUF file is a model: the one that transformers reads from it, unpacked once, whole or not at all."""
+"""Loading a GGUF file gives the model that transformers reads from it; the file is unpacked once, completely or not."""
 
 import json
 import os
@@ -32,34 +32,34 @@ def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "cache"))
 
 
-def written(path, **how):
+def write(path, **how):
     write_gguf(tiny.llama(vocab_size=len(TOKENS), head_dim=8), path, TOKENS, MERGES, **how)
     return path
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf", kind=KINDS.Q8_0, add_chat_template=TEMPLATE)
+def original(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf", kind=KINDS.Q8_0, add_chat_template=TEMPLATE)
 
 
 @pytest.fixture
-def file(whole, tmp_path):
-    return Path(shutil.copy2(whole, tmp_path))
+def file(original, tmp_path):
+    return Path(shutil.copy2(original, tmp_path))
 
 
-def refused(path, value):
-    with pytest.raises(ValueError, match=value):
+def assert_refused(path, message):
+    with pytest.raises(ValueError, match=message):
         loading.resolved(str(path))
-    assert kept() == []
+    assert unpacked_folders() == []
 
 
-def kept():
+def unpacked_folders():
     return sorted(each.name for each in gguf_files.unpacked_in().glob("*") if each.is_dir())
 
 
 @pytest.mark.parametrize("kind", thinned([KINDS.Q4_1, KINDS.F32, KINDS.BF16, KINDS.F16]))
-def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
-    file = written(tmp_path / "tiny.gguf", kind=kind)
+def test_loaded_model_equals_the_one_that_transformers_reads(tmp_path, kind):
+    file = write(tmp_path / "tiny.gguf", kind=kind)
     one = {"pretrained_model_name_or_path": tmp_path, "gguf_file": file.name}
     theirs, tokenizer = AutoModelForCausalLM.from_pretrained(**one), AutoTokenizer.from_pretrained(**one)
     ours = tr.load(file)
@@ -72,34 +72,34 @@ def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     assert ours.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
-def test_weights_of_16_bits_take_16_bits_of_disk(tmp_path):
+def test_16_bit_weights_are_stored_in_16_bits(tmp_path):
     sizes = {}
     for kind in (KINDS.F32, KINDS.BF16, KINDS.F16):
-        folder = gguf_files.unpacked(written(tmp_path / f"{kind.name}.gguf", kind=kind))
+        folder = gguf_files.unpacked(write(tmp_path / f"{kind.name}.gguf", kind=kind))
         sizes[kind] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     assert sizes[KINDS.BF16] < 0.6 * sizes[KINDS.F32]
     assert sizes[KINDS.F16] < 0.6 * sizes[KINDS.F32]
 
 
-def test_it_is_unpacked_once_and_another_file_of_the_same_name_anew(file):
+def test_file_is_unpacked_once_and_again_after_a_change(file):
     folder = gguf_files.unpacked(file)
     (folder / "mark").touch()
     assert gguf_files.unpacked(file) == folder
     assert (folder / "mark").exists()
     assert gguf_files.is_unpacked(file)
-    written(file)
+    write(file)
     assert not gguf_files.is_unpacked(file)
     assert gguf_files.unpacked(file) != folder
     assert not folder.exists()
-    assert loading.title(str(file)) == "tiny.Q8_0", "which tells no path"
+    assert loading.title(str(file)) == "tiny.Q8_0", "without the path"
 
 
-def test_another_release_of_transformers_takes_the_same_folder(file, monkeypatch):
+def test_unpacked_folder_is_reused_by_other_releases_of_transformers(file, monkeypatch):
     folder = gguf_files.unpacked(file)
     monkeypatch.setattr(gguf_files, "installed", lambda package: "6.0.0")
     assert gguf_files.unpacked(file) == folder
-    assert kept() == [folder.name]
+    assert unpacked_folders() == [folder.name]
 
 
 OUTDATED = {
@@ -111,7 +111,7 @@ OUTDATED = {
 }
 
 
-def test_folders_of_files_that_are_gone_are_removed(file, tmp_path):
+def test_folders_of_deleted_or_changed_files_are_removed(file, tmp_path):
     folders = {}
     for name in OUTDATED:
         (tmp_path / name).mkdir()
@@ -123,14 +123,14 @@ def test_folders_of_files_that_are_gone_are_removed(file, tmp_path):
     assert gguf_files.is_unpacked(file)
 
 
-def test_generation_ends_where_a_turn_does(tmp_path):
-    file = written(tmp_path / "tiny.gguf", add_eot_token_id=7)
+def test_end_of_turn_token_ends_generation(tmp_path):
+    file = write(tmp_path / "tiny.gguf", add_eot_token_id=7)
     assert tr.load(file).model.generation_config.eos_token_id == [0, 7]
     (tmp_path / "one").mkdir()
-    assert tr.load(written(tmp_path / "one" / "tiny.gguf")).model.generation_config.eos_token_id == 0
+    assert tr.load(write(tmp_path / "one" / "tiny.gguf")).model.generation_config.eos_token_id == 0
 
 
-def test_nothing_beside_the_file_has_a_say(file):
+def test_files_next_to_the_gguf_file_are_ignored(file):
     alone = tr.load(file).tokenizer.chat_template
     shutil.rmtree(gguf_files.unpacked_in())
     (file.parent / "tokenizer_config.json").write_text('{"chat_template": "another"}')
@@ -138,31 +138,31 @@ def test_nothing_beside_the_file_has_a_say(file):
     assert tr.load(file).tokenizer.chat_template == alone == TEMPLATE
 
 
-# What cannot be unpacked
+# Files that cannot be unpacked
 
 
 @pytest.mark.parametrize("share", [0.001, 0.99])
-def test_a_file_that_is_cut_off(file, share):
+def test_truncated_file_is_refused(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    refused(file, f"cannot read {file}.*download it again")
+    assert_refused(file, f"cannot read {file}.*download it again")
 
 
 @pytest.mark.parametrize(("number", "named"), [(999, "999"), (KINDS.Q8_1, "Q8_1")])
-def test_a_quantisation_that_is_not_read(file, number, named):
-    """The file with a tensor of another type of ggml's."""
+def test_unsupported_quantisation_is_refused(file, number, named):
+    """The file has a tensor of another ggml type."""
     content, name = bytearray(file.read_bytes()), b"blk.0.attn_q.weight"
     struct.pack_into("<I", content, content.index(name) + len(name) + 4 + 2 * 8, number)
     file.write_bytes(content)
-    refused(file, f"cannot read {file}: .*{named}")
+    assert_refused(file, f"cannot read {file}: .*{named}")
 
 
-def test_an_architecture_that_is_not_read(tmp_path):
-    refused(written(tmp_path / "tiny.gguf", architecture="rwkv6"), "rwkv6 is not supported")
+def test_unsupported_architecture_is_refused(tmp_path):
+    assert_refused(write(tmp_path / "tiny.gguf", architecture="rwkv6"), "rwkv6 is not supported")
 
 
 def one_part(folder):
-    writer = ggml.GGUFWriter(written(folder / "part.gguf"), "llama")
+    writer = ggml.GGUFWriter(write(folder / "part.gguf"), "llama")
     writer.add_uint16("split.count", 3)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -170,16 +170,7 @@ def one_part(folder):
     writer.close()
 
 
-MAKE = {
-    "zip.gguf": lambda folder: (folder / "zip.gguf").write_bytes(b"PK"),
-    "part.gguf": one_part,
-    ".": lambda folder: [(folder / f"{name}.gguf").touch() for name in "ab"],
-    "notes.txt": lambda folder: (folder / "notes.txt").touch(),
-    "nowhere.gguf": lambda folder: None,
-}
-
-
-def test_without_the_package(file, monkeypatch):
+def test_missing_gguf_package_is_reported(file, monkeypatch):
     found = extras.importlib.util.find_spec
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
     with pytest.raises(ValueError, match="'gguf'"):
@@ -187,26 +178,26 @@ def test_without_the_package(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "make", "message"),
     [
-        ("zip.gguf", "zip.gguf is not a GGUF file"),
-        ("part.gguf", "3 parts"),
-        (".", "a.gguf, b.gguf"),
-        ("notes.txt", "notes.txt is a file"),
-        ("nowhere.gguf", "'.*nowhere.gguf'"),
+        ("zip.gguf", lambda folder: (folder / "zip.gguf").write_bytes(b"PK"), "zip.gguf is not a GGUF file"),
+        ("part.gguf", one_part, "3 parts"),
+        (".", lambda folder: [(folder / f"{name}.gguf").touch() for name in "ab"], "a.gguf, b.gguf"),
+        ("notes.txt", lambda folder: (folder / "notes.txt").touch(), "notes.txt is a file"),
+        ("nowhere.gguf", lambda folder: None, "'.*nowhere.gguf'"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path, name, value):
-    MAKE[name](tmp_path)
-    with pytest.raises(ValueError, match=value):
+def test_paths_without_a_model_are_refused(tmp_path, name, make, message):
+    make(tmp_path)
+    with pytest.raises(ValueError, match=message):
         tr.load(tmp_path / name)
-    assert kept() == []
+    assert unpacked_folders() == []
 
 
 # Folders
 
 
-def test_a_folder_with_one_file_is_that_file(file):
+def test_folder_with_one_gguf_file_stands_for_the_file(file):
     folder = file.parent / "folder"
     folder.mkdir()
     file.rename(folder / "one.gguf")
@@ -218,7 +209,7 @@ def test_a_folder_with_one_file_is_that_file(file):
 # Disks and other processes
 
 
-def test_a_disk_that_gets_full(file):
+def test_full_disk_leaves_no_partial_folder(file):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -226,12 +217,12 @@ def test_a_disk_that_gets_full(file):
             gguf_files.unpacked(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert kept() == []
-    assert gguf_files.unpacked(file).is_dir(), "there is room again"
+    assert unpacked_folders() == []
+    assert gguf_files.unpacked(file).is_dir(), "enough space again"
 
 
-def test_several_at_once_unpack_once(file):
-    """A second one would put another folder in the place of the first."""
+def test_concurrent_calls_unpack_once(file):
+    """A second unpacking would replace the folder of the first."""
 
     def unpacked(_):
         folder = gguf_files.unpacked(file)

@@ -1,4 +1,4 @@
-"""The last hidden states: seen for every family, in steps of texts and batches, and only where a drafter needs them."""
+"""Hidden states: available for every family, for single sequences and batches, and only if a drafter needs them."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ TREE = Template.from_paths([(0,), (1,), (0, 0)])
 
 @dataclass
 class Reading(Drafter):
-    """Drafts random tokens, and reads states of layers, of the prompt and of each step."""
+    """Draft arbitrary tokens and store the hidden states of the prompt and of each step."""
 
     numbers: tuple[int, ...] = (0, 1, 2)
 
@@ -46,7 +46,7 @@ class Reading(Drafter):
         self.steps.append(step)
 
 
-def test_without_the_need_nothing_is_seen(model):
+def test_no_states_are_recorded_unless_a_drafter_needs_them(model):
     drafter = Reading(numbers=())
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     (begun,) = drafter.begun
@@ -56,14 +56,14 @@ def test_without_the_need_nothing_is_seen(model):
 
 
 def states_of(model, text):
-    """(length, states * hidden): all of them, as transformers gives them."""
+    """Return all hidden states (length, states * hidden) from transformers."""
     with torch.no_grad():
         return torch.cat(model(input_ids=text[None], output_hidden_states=True).hidden_states, dim=-1)[0]
 
 
 @pytest.mark.parametrize("case", chosen(SUPPORTED))
-def test_states_are_those_that_transformers_numbers(case):
-    """Between the layers; and after the final norm, of which the output layer makes the model's choices."""
+def test_layer_states_equal_output_hidden_states(case):
+    """States between the layers, and the state after the final norm, which the output layer reads."""
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
         output = model(input_ids=ids, output_hidden_states=True)
@@ -86,8 +86,8 @@ def test_states_are_those_that_transformers_numbers(case):
         assert torch.equal(fewer[0][..., : fewer[0].shape[-1] // 2], output.hidden_states[1][:, -known:])
 
 
-def test_a_drafter_has_the_states_of_prompt_and_nodes(model):
-    """Also where the prompt is read with the first step, where its pass waits for no draft, and of each of a batch."""
+def test_drafter_receives_the_states_of_prompt_and_nodes(model):
+    """Also when the prompt is read with the first step or in its own pass, and for each row of a batch."""
     prompts = [tiny.prompt(0, 40), tiny.prompt(0, 40), tiny.prompt(1, 9), tiny.prompt(2, 5)]
     ids = torch.cat([prompts[2], torch.nn.functional.pad(prompts[3], (4, 0))])
     drafter, how = Reading(), {"max_new_tokens": 6}
@@ -105,7 +105,7 @@ def test_a_drafter_has_the_states_of_prompt_and_nodes(model):
             text += step.tokens
 
 
-def test_states_that_cannot_be_seen_are_refused(model):
+def test_unavailable_states_are_refused(model):
     with pytest.raises(NoHiddenStatesError, match=r"0 to 2, got \[3\]"), layer_states(model, [3]):
         pass
     model.model = torch.compile(model.model, backend="eager")
@@ -116,7 +116,7 @@ def test_states_that_cannot_be_seen_are_refused(model):
         output_layer(model)
 
 
-def test_a_fingerprint_is_of_settings_in_any_order():
+def test_fingerprint_ignores_the_order_of_settings():
     models = [tiny.llama() for _ in range(3)]
     for model, settings in zip(models, ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2, "b": 2}), strict=True):
         model.config.settings = settings

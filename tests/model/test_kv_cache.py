@@ -19,15 +19,15 @@ pytestmark = pytest.mark.core
 
 
 def rebuilt(model, text):
-    """A cache made by one forward over the text without its last token."""
+    """Return the cache of one forward pass over the text without its last token."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=text[:, :-1], past_key_values=cache)
     return cache
 
 
-def after_each_step(model, ids, cache, **arguments):
-    """Runs `stream` and compares the cache with a rebuilt one after every step; returns the number of steps."""
+def check_after_each_step(model, ids, cache, **arguments):
+    """Run `stream`, compare the cache with a rebuilt one after every step, and return the number of steps."""
     text, count = ids, 0
     for count, step in enumerate(tr.stream(model, ids, past_key_values=cache, **arguments), start=1):  # noqa: B007
         text = torch.cat([text, torch.tensor([step.tokens])], dim=1)
@@ -38,16 +38,17 @@ def after_each_step(model, ids, cache, **arguments):
 @pytest.mark.parametrize(("tree", "length"), paired(["paper", "chain:4", "0 1 2 00 20 200"], [1, 2, 30]))
 def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(model, tree, length):
     drafter, ids = tr.make_drafter("published", tree=tree), tiny.prompt(0, length).repeat(1, 2)
-    assert after_each_step(model, ids, DynamicCache(config=model.config), drafter=drafter, max_new_tokens=24) < 24
+    cache = DynamicCache(config=model.config)
+    assert check_after_each_step(model, ids, cache, drafter=drafter, max_new_tokens=24) < 24
 
 
-def test_scattered_nodes_are_moved_together(counting):
-    """The right tokens stand at the tree's last ranks, so that every accepted slot has to move."""
+def test_scattered_accepted_slots_are_compacted(counting):
+    """The correct tokens have the last ranks in the tree, so every accepted slot has to move."""
     drafter = tr.make_drafter("published", k=3, tree="0 1 2 20 21 22 220 221 222")
     candidates = drafter.prepare(Target(counting)).candidates
     candidates[:, 2] = (torch.arange(16) + 1) % 16
     drafter.observe = lambda step: None
-    steps = after_each_step(
+    steps = check_after_each_step(
         counting, torch.tensor([[0]]), DynamicCache(config=counting.config), drafter=drafter, max_new_tokens=12
     )
     assert steps == 3
@@ -65,12 +66,12 @@ OPERATIONS = {
 @pytest.mark.parametrize(
     "operation",
     [
-        # Before 5.18 a reset layer kept its length, and zeros.
+        # Before 5.18 a reset layer kept its length, filled with zeros.
         pytest.param(operation, id=name, marks=[needs(5, 18)] * (name == "reset"))
         for name, operation in OPERATIONS.items()
     ],
 )
-def test_transformers_own_operations_work_on_a_kept_cache(model, operation):
+def test_operations_of_transformers_work_after_keep(model, operation):
     wanted = rebuilt(model, tiny.prompt(0, 20))
     cache = copy.deepcopy(wanted)
     TreeCache(cache).keep(19, [19], [[]])
@@ -87,16 +88,16 @@ def test_transformers_own_operations_work_on_a_kept_cache(model, operation):
     assert_same_slots(cache, wanted, atol=1e-5)
 
 
-def test_a_cache_longer_than_the_text_is_refused(model):
-    """At once, not with the first step."""
+def test_cache_longer_than_the_sequence_is_refused(model):
+    """Immediately, not at the first step."""
     for length in (5, 19):
         cache = rebuilt(model, tiny.prompt(0, 20))
         with pytest.raises(ValueError, match=rf"\b{length} .*\b19\b"):
             tr.stream(model, tiny.prompt(0, length), past_key_values=cache)
 
 
-def test_a_cache_of_another_type_is_refused(model):
-    """As of a model that was converted since."""
+def test_cache_of_another_dtype_is_refused(model):
+    """As when the model was converted after the cache was filled."""
     cache = rebuilt(model, tiny.prompt(0, 5))
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
@@ -106,8 +107,8 @@ def test_a_cache_of_another_type_is_refused(model):
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
-def test_texts_are_put_beside_others_and_taken_out(moves, seed):
-    """Each keeps its own slots; those that it does not have are numbers."""
+def test_sequences_join_and_leave_a_batch(moves, seed):
+    """Each row keeps its own slots; all unused slots are finite."""
     kept = None
     texts = []
     draws = torch.Generator().manual_seed(seed)
@@ -139,8 +140,8 @@ def test_texts_are_put_beside_others_and_taken_out(moves, seed):
                     assert torch.equal(states[row, :, : own.shape[-2]], own[2 * layer + part, 0])
 
 
-def test_nothing_of_an_overflow_stays_behind_the_texts_nor_of_those_that_have_left():
-    """A masked slot has a weight of zero, and zero times NaN is NaN."""
+def test_wipe_removes_nan_from_unused_slots():
+    """A masked slot has weight zero, but zero times NaN is NaN."""
     cache = DynamicCache()
     cache.update(torch.full((3, 2, 5, 4), torch.nan), torch.full((3, 2, 5, 4), torch.nan), 0)
     kept = TreeCache(cache)
@@ -155,8 +156,8 @@ def test_nothing_of_an_overflow_stays_behind_the_texts_nor_of_those_that_have_le
         assert buffer.sum() == buffer.shape[0] * (2 + 4) * 2 * 4
 
 
-def test_a_cache_that_cannot_be_appended_changes_neither():
-    """The keys, which come first, would fit."""
+def test_failed_join_changes_neither_cache():
+    """The keys, appended first, would fit."""
     caches = []
     for length, size in ((5, 4), (140, 6)):
         keys, values = torch.randn(1, 2, length, 3), torch.randn(1, 2, length, size)

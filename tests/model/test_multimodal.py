@@ -1,4 +1,4 @@
-"""Models that also take pictures, given text alone; with a picture they are left to transformers."""
+"""Multimodal models: text-only calls are accelerated, calls with an image fall back to transformers."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from support import tiny
+from support.architectures import attention_settings
 from support.batches import batch
 from support.further_architectures import TOWER
 from support.side_by_side import SideBySide
@@ -45,7 +46,7 @@ def llava():
 
 
 def qwen2_vl():
-    """Its positions are three numbers, which are the same for text."""
+    """Its positions are triples of numbers, which are equal for text."""
     config = transformers.Qwen2VLConfig(
         text_config={**SIZES, **ROTARY},
         vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 14},
@@ -57,7 +58,7 @@ def qwen2_vl():
 MODELS = [gemma3, llava, qwen2_vl]
 
 
-def made(make):
+def seeded_model(make):
     torch.manual_seed(0)
     model = make().eval()
     model.generation_config.pad_token_id = 0
@@ -65,9 +66,9 @@ def made(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_text_alone_is_accelerated(make):
-    """One text, a batch, and turns on one cache."""
-    model, ids, inputs = made(make), tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
+def test_text_only_calls_are_accelerated(make):
+    """One sequence, a batch, and turns on one cache."""
+    model, ids, inputs = seeded_model(make), tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
     inputs["input_ids"] %= PICTURE
     found = []
     for accelerated in (False, True):
@@ -86,34 +87,30 @@ def test_a_text_alone_is_accelerated(make):
     assert all(map(torch.equal, *found))
 
 
-def test_the_attention_of_each_part_stays_as_it_was_chosen():
-    def chosen():
-        parts = [getattr(model.config, name) for name in model.config.sub_configs]
-        return [config._attn_implementation for config in (model.config, *parts)]
-
-    model, ids = made(gemma3), tiny.prompt(0, 14, PICTURE)
+def test_attention_setting_of_each_part_is_preserved():
+    model, ids = seeded_model(gemma3), tiny.prompt(0, 14, PICTURE)
     model.set_attn_implementation({"text_config": "sdpa", "vision_config": "eager"})
-    own, wanted = chosen(), model.generate(ids, **GREEDY)
+    own, wanted = attention_settings(model), model.generate(ids, **GREEDY)
     assert len(set(own)) == 2
     tr.accelerate(model)
     assert torch.equal(model.generate(ids, **GREEDY), wanted)
     assert model.acceleration.fallback is None
-    assert chosen() == own
+    assert attention_settings(model) == own
     tr.decelerate(model)
-    assert chosen() == own
+    assert attention_settings(model) == own
 
 
 def test_hidden_states_are_those_of_the_text_layers():
-    """A vision tower of as many layers comes first among the modules."""
-    model, ids = made(llava), tiny.prompt(1, 10, PICTURE)
+    """A vision tower with the same number of layers precedes them among the modules."""
+    model, ids = seeded_model(llava), tiny.prompt(1, 10, PICTURE)
     with torch.no_grad(), layer_states(model, range(model.config.text_config.num_hidden_layers)) as seen:
         wanted = model(input_ids=ids, output_hidden_states=True).hidden_states
     assert torch.equal(seen[0], torch.cat(wanted[:-1], dim=-1))
 
 
 @pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])
-def test_marks_that_say_that_all_is_text(make, mark):
-    model, ids = made(make), tiny.prompt(1, 10, PICTURE)
+def test_token_types_are_accepted_if_all_are_text(make, mark):
+    model, ids = seeded_model(make), tiny.prompt(1, 10, PICTURE)
     wanted = model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY), wanted)
@@ -132,9 +129,9 @@ PICTURED = {
 }
 
 
-def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
-    """Qwen2-VL remembers how far a picture has moved positions."""
-    model, ids = made(qwen2_vl), tiny.prompt(1, 10, PICTURE)
+def test_image_falls_back_to_transformers_without_lasting_effect():
+    """Qwen2-VL stores how far an image shifts the positions."""
+    model, ids = seeded_model(qwen2_vl), tiny.prompt(1, 10, PICTURE)
     wanted, wanted_alone = model.generate(**PICTURED, **GREEDY), model.generate(ids, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(**PICTURED, **GREEDY), wanted)
@@ -144,12 +141,12 @@ def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
     assert model.acceleration.fallback is None
 
 
-def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers():
-    """Its positions do not count from the start of the text."""
+def test_text_after_a_cached_image_falls_back_to_transformers():
+    """Its positions do not count from the start of the sequence."""
 
     def call(model):
         cache = DynamicCache(config=model.config.get_text_config())
         first = model.generate(**PICTURED, past_key_values=cache, **GREEDY)
         return model.generate(torch.cat([first, tiny.prompt(2, 3, 50)], 1), past_key_values=cache, **GREEDY)
 
-    SideBySide(lambda: made(qwen2_vl)).assert_same(call, "position_ids")
+    SideBySide(lambda: seeded_model(qwen2_vl)).assert_same(call, "position_ids")

@@ -1,4 +1,4 @@
-"""What passes take: what a process begins with, what it learns, and what it leaves for the next."""
+"""Times of forward passes: the initial estimate, what a process learns, and what it saves for the next."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
 
-DEAR = 1 + 0.5 * np.arange(8)
+STEEP = 1 + 0.5 * np.arange(8)
 
 
 @pytest.fixture
@@ -26,90 +26,89 @@ def target():
 
 
 @pytest.fixture(autouse=True)
-def nothing_said():
+def no_warning_logged():
     files._say.cache_clear()
 
 
-def new(target):
-    """As another process would begin."""
+def initial_times(target):
+    """Return the times that another process would start from."""
     return PassTimes(np.linspace(1, 2, 8), setting(target))
 
 
-def taught(target, shape=DEAR, steps=200):
-    """Steps have taken as `shape` says, in hundredths of a second."""
-    known = new(target)
+def learned_times(target, shape=STEEP, steps=200):
+    """Return times after some steps, which took `shape` hundredths of a second by number of nodes."""
+    times = initial_times(target)
     for step in range(steps):
         nodes = step % len(shape) + 1
-        known.curve(1, 10).took(nodes, 0.01 * shape[nodes - 1])
-    return known
+        times.curve(1, 10).took(nodes, 0.01 * shape[nodes - 1])
+    return times
 
 
-def test_what_one_process_learned_is_what_the_next_begins_with(target):
-    assert new(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))
-    known = taught(target)
-    known.keep()
-    assert new(target).curve(1, 10).relative == pytest.approx(DEAR, rel=0.1)
-    assert new(target).curve(1, 5000).relative == pytest.approx(DEAR, rel=0.1), "other lengths begin with it too"
-    assert new(target).curve(2, 10).relative == pytest.approx(DEAR[1::2] / DEAR[1], rel=0.1)
+def test_next_process_starts_from_the_saved_times(target):
+    assert initial_times(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))
+    times = learned_times(target)
+    times.keep()
+    assert initial_times(target).curve(1, 10).relative == pytest.approx(STEEP, rel=0.1)
+    assert initial_times(target).curve(1, 5000).relative == pytest.approx(STEEP, rel=0.1), "at other lengths too"
+    assert initial_times(target).curve(2, 10).relative == pytest.approx(STEEP[1::2] / STEEP[1], rel=0.1)
     path = files.facts_file("costs", setting(target))
     path.unlink()
-    known.keep()
+    times.keep()
     assert not path.exists(), "once a minute at most"
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_does_no_harm(target, monkeypatch, tmp_path, caplog):
+def test_unwritable_folder_is_logged_and_harmless(target, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "file"))
-    taught(target).keep()
+    learned_times(target).keep()
     assert str(tmp_path / "file") in caplog.text
 
 
-def test_a_text_leaves_what_it_taught(model, own_cache):
+def test_generation_saves_its_measured_times(model, own_cache):
     tr.generate(model, tiny.prompt(0, 6), drafter="recycling", max_new_tokens=40, do_sample=True)
     (path,) = (own_cache / "costs").iterdir()
-    held = json.loads(path.read_text())
-    assert held["setting"] == setting(Target(model))
-    assert [(one["texts"], one["length"], len(one["relative"])) for one in held["curves"]] == [(1, 256, 64)]
+    saved = json.loads(path.read_text())
+    assert saved["setting"] == setting(Target(model))
+    assert [(one["texts"], one["length"], len(one["relative"])) for one in saved["curves"]] == [(1, 256, 64)]
 
 
 @pytest.mark.usefixtures("switching_often")
-def test_texts_end_while_others_begin(target):
-    """One thread keeps what was learned while another asks for lengths and numbers of texts that are new."""
-    known = PassTimes(np.linspace(1, 2, 64), setting(target))
+def test_times_are_saved_while_another_thread_adds_curves(target):
+    times = PassTimes(np.linspace(1, 2, 64), setting(target))
 
-    def begins():
-        for texts in range(1, 40):
+    def add_curves():
+        for sequences in range(1, 40):
             for length in (10, 1000, 4000, 16_000, 64_000):
-                known.curve(texts, length).took(1, 0.01)
+                times.curve(sequences, length).took(1, 0.01)
 
     with ThreadPoolExecutor(1) as pool:
-        beginning = pool.submit(begins)
-        while not beginning.done():
-            known.keep()
-        beginning.result()
+        adding = pool.submit(add_curves)
+        while not adding.done():
+            times.keep()
+        adding.result()
 
 
-@pytest.mark.parametrize(("shape", "steps"), [(DEAR, 15), (np.array([1.0, *[20] * 7]), 200)])
-def test_a_few_steps_and_what_cannot_be_true_are_not_kept(target, own_cache, shape, steps):
-    """Two nodes that take as long as ten passes: other work was in the way."""
-    taught(target, shape, steps).keep()
+@pytest.mark.parametrize(("shape", "steps"), [(STEEP, 15), (np.array([1.0, *[20] * 7]), 200)])
+def test_few_or_implausible_measurements_are_not_saved(target, own_cache, shape, steps):
+    """Two nodes that take 20 times as long as one: other work interfered."""
+    learned_times(target, shape, steps).keep()
     assert not own_cache.exists()
 
 
-def test_another_setting_has_times_of_its_own(model):
+def test_times_depend_on_shape_dtype_and_attention_but_not_on_weights(model):
     others = tiny.llama(intermediate_size=48), tiny.llama().to(torch.bfloat16), tiny.llama(attn_implementation="eager")
     for other in others:
         assert setting(Target(other)) != setting(Target(model)) == setting(Target(tiny.llama(seed=9)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_process_that_knows_nothing_takes_more_nodes_for_dearer_but_cheaper_than_passes_of_their_own(device):
+def test_prior_cost_of_a_node_is_positive_and_less_than_half_a_pass(device):
     weights = {"bytes_read": 10**9, "device": torch.device(device)}
     seconds = prior(SimpleNamespace(**weights, prepacked=None))
     more = np.diff(seconds)
     assert (more > 0).all()
     assert (more < seconds[0] / 2).all()
-    for eight in (1.2, 1.5, 1.9):  # as measured when the weights were packed
+    for eight in (1.2, 1.5, 1.9):  # as measured at packing
         packed = prior(SimpleNamespace(**weights, prepacked=SimpleNamespace(eight=eight)))
         if device == "cpu":
             assert packed[7] / packed[0] == pytest.approx(eight)
@@ -117,21 +116,21 @@ def test_a_process_that_knows_nothing_takes_more_nodes_for_dearer_but_cheaper_th
 
 
 @pytest.mark.parametrize("text", ["", '{"curves": [3]}', '{"curves": [{"texts": 1, "length": 256}]}'])
-def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
+def test_damaged_file_is_logged_once_and_replaced(target, caplog, text):
     path = files.facts_file("costs", setting(target))
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
-        known = taught(target)
-        known.curve(1, 3000)
-        known.keep()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert str(path) in said
-    assert new(target).curve(1, 10).relative == pytest.approx(DEAR, rel=0.1)
+        times = learned_times(target)
+        times.curve(1, 3000)
+        times.keep()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(path) in message
+    assert initial_times(target).curve(1, 10).relative == pytest.approx(STEEP, rel=0.1)
 
 
 @pytest.mark.parametrize("relative", [[1, 2], [1] * 7 + [0.5], [2] * 8, [1] * 7 + [1e9]])
-def test_a_shape_that_cannot_be_true_is_not_used(target, relative):
-    held = {"curves": [{"texts": 1, "length": 256, "relative": relative}]}
-    files.write_facts(files.facts_file("costs", setting(target)), held)
-    assert new(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))
+def test_implausible_saved_curve_is_not_used(target, relative):
+    saved = {"curves": [{"texts": 1, "length": 256, "relative": relative}]}
+    files.write_facts(files.facts_file("costs", setting(target)), saved)
+    assert initial_times(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))

@@ -1,4 +1,4 @@
-"""What is kept of earlier texts: found by the longest beginning, within the limit, and as a pass would leave it."""
+"""The prefix cache finds the longest stored prefix, respects its limit and returns the slots of a fresh pass."""
 
 from __future__ import annotations
 
@@ -22,37 +22,35 @@ FAMILIES = [
     named("deepseek_v32", "8 keys a query"),
     *(pytest.param(recurrent(family), marks=needs(5, 14)) for family in ("qwen3_5_text", "mamba")),
 ]
-
-
 pytestmark = pytest.mark.core
 
 
 @pytest.fixture(autouse=True, scope="module")
-def decoding():
+def no_grad():
     with torch.no_grad():
         yield
 
 
 def read(target, text):
-    """A cache that holds all of `text`."""
+    """Return a cache of all tokens of `text`."""
     cache = target.new_cache()
     prefill(target, [torch.cat([text, text[-1:]])], cache)
     return cache
 
 
 def after(target, text, cache=None):
-    """The logits after the rest of `text` behind a cache, or after all of it."""
+    """Return the logits after `text`, whose first tokens may be in a cache."""
     cache = target.new_cache() if cache is None else cache
     return target.read(text[None, cache.length :], cache, last=1)[0, -1]
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
+def test_logits_after_a_stored_prefix_equal_a_full_read(case):
     target = ready(model_of(case))
     kept = PrefixCache(target, 10**8)
     text = torch.randint(0, target.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
     kept.keep(text[:20], read(target, text[:20]), "")
-    for _ in range(2):  # what is kept does not change
+    for _ in range(2):  # the stored prefix does not change
         longer = text if target.info.reads_on else text[:21]
         cache, n = kept.take(longer, "")
         assert n == cache.length == 20
@@ -60,19 +58,19 @@ def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
         torch.testing.assert_close(after(target, longer, cache), wanted, atol=1e-4, rtol=1e-4)
     assert target.info.reads_on or kept.take(text, "")[1] == 0
     other = text[:24].clone()
-    other[12] = (text[12] + 1) % target.vocab_size  # the same again from there on
+    other[12] = (text[12] + 1) % target.vocab_size  # only this token differs
     cache, n = kept.take(other, "")
     assert n == cache.length == (0 if target.info.recurrent else 12)
     wanted = after(target, other)
     torch.testing.assert_close(after(target, other, cache), wanted, atol=1e-4, rtol=1e-4)
-    for end in (10, 10, 30):  # within what is kept, where it ends by now, and behind it
+    for end in (10, 10, 30):  # within the stored prefix, at a stored end, and beyond
         kept.keep(text[:end], read(target, text[:end]), "")
         assert kept.nbytes == bytes_of(kept)
         cache, n = kept.take(text[: end + 1], "")
         assert n == end
         wanted = after(target, text[: end + 1])
         torch.testing.assert_close(after(target, text[: end + 1], cache), wanted, atol=1e-4, rtol=1e-4)
-    for end in (25, 13, 9):  # where another text branches off: a state is there at the ends of what was kept alone
+    for end in (25, 13, 9):  # another text branches off; recurrent states exist only at stored ends
         other = text[: end + 2].clone()
         other[end] = (text[end] + 1) % target.vocab_size
         cache, n = kept.take(other, "")
@@ -89,7 +87,7 @@ def of(*tokens):
     return torch.tensor(tokens)
 
 
-def test_keys_are_apart(target):
+def test_keys_are_isolated(target):
     kept = PrefixCache(target, 10**8)
     kept.of("a").keep(of(1, 2, 3, 4), read(target, of(1, 2, 3)))
     assert kept.of("a").take(of(1, 2, 3, 4))[1] == 3
@@ -97,7 +95,7 @@ def test_keys_are_apart(target):
     assert kept.of("").take(of(1, 2, 3, 4))[1] == 0
 
 
-def test_what_was_used_least_recently_makes_room(target):
+def test_least_recently_used_prefix_is_evicted(target):
     texts = [torch.arange(10) + 20 * place for place in range(3)]
     kept = PrefixCache(target, 10**8)
     kept.keep(texts[0], read(target, texts[0]), "a")
@@ -109,10 +107,10 @@ def test_what_was_used_least_recently_makes_room(target):
     small.keep(texts[2], read(target, texts[2]), "b")
     assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
     longer = torch.arange(25)
-    small.keep(longer, read(target, longer), "b")  # larger than all there is
+    small.keep(longer, read(target, longer), "b")  # larger than the limit
     assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
     exact = PrefixCache(target, 2 * kept.nbytes)
-    for end in (10, 20):  # what is new of a text alone needs room
+    for end in (10, 20):  # only the new tokens of a text need space
         exact.keep(longer[:end], read(target, longer[:end]), "")
     assert exact.take(longer, "")[1] == 20
     nothing = PrefixCache(target, 0)
@@ -121,7 +119,7 @@ def test_what_was_used_least_recently_makes_room(target):
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_states_count_against_the_limit_as_slots_do(case):
+def test_recurrent_states_count_towards_the_limit(case):
     target = ready(model_of(case))
     texts = [torch.arange(10) + 20 * place for place in range(3)]
     one = PrefixCache(target, 10**8)
@@ -133,15 +131,15 @@ def test_states_count_against_the_limit_as_slots_do(case):
     assert [limited.take(torch.cat([text, of(1)]), "")[1] for text in texts] == [0, 10, 10]
 
 
-def test_beginnings_serve_texts_up_to_a_border_of_the_model():
-    """Behind it, the model reads the same beginning in another way."""
+def test_prefixes_are_not_reused_beyond_a_length_threshold():
+    """Beyond it, the model computes other states for the same prefix."""
     target = ready(model_of(named("phi3", "longrope, border at 32")))
     kept, text = PrefixCache(target, 10**8), torch.arange(40)
     kept.keep(text[:20], read(target, text[:20]), "")
     assert [kept.take(text[:length], "")[1] for length in (21, 31, 32, 33, 40)] == [20, 20, 20, 0, 0]
 
 
-def test_the_default_budget_counts_the_weights(target, monkeypatch):
+def test_default_budget_subtracts_the_weights(target, monkeypatch):
     weights = sum(weight.nbytes for weight in target.model.parameters())
     for free in (80_000, -5):
         monkeypatch.setattr(prefixes, "memory", lambda device, free=free: weights + free)
@@ -150,7 +148,7 @@ def test_the_default_budget_counts_the_weights(target, monkeypatch):
 
 @st.composite
 def branching(draw):
-    """Texts of two and more tokens, many of which go on from the beginning of an earlier one."""
+    """Generate texts of at least two tokens, many of which share a prefix with an earlier one."""
     texts = []
     for _ in range(draw(st.integers(1, 10))):
         before = draw(st.sampled_from(texts)) if texts else []
@@ -161,8 +159,8 @@ def branching(draw):
 
 @settings(max_examples=20)
 @given(branching(), st.integers(1, 40))
-def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):
-    """Against a list of all texts, with a limit that drops some and without."""
+def test_longest_stored_prefix_is_found_with_correct_slots(target, texts, room):
+    """Compare with a list of all texts, with and without a limit that evicts some."""
     whole = PrefixCache(target, 10**8)
     one = torch.zeros(1, dtype=torch.long)
     whole.keep(one, read(target, one), "elsewhere")
@@ -189,7 +187,7 @@ def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, ro
 
 
 def bytes_of(kept):
-    """What all segments take."""
+    """Return the size of all segments."""
     return sum(segment.nbytes for root in kept._roots.values() for segment in _below(root))
 
 
@@ -199,7 +197,7 @@ def _below(segment):
         yield from _below(one)
 
 
-def test_beginnings_beyond_windows_are_whole():
+def test_prefixes_longer_than_a_window_are_complete():
     target = ready(model_of(named("mistral", "window of 8")))
     kept, text = PrefixCache(target, 10**8), torch.arange(60) % 50
     cache, _ = kept.take(text, "")
@@ -212,8 +210,8 @@ def test_beginnings_beyond_windows_are_whole():
         torch.testing.assert_close(after(target, text[:end], again), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_why_windows_drop_no_slots_of_prefixes():
-    """A prompt may branch off at any token, and needs the window before it: without those slots nothing is kept."""
+def test_cache_with_dropped_slots_is_not_stored():
+    """A prompt may branch off at any token and needs the window before it, so slots of prefixes are never dropped."""
     target = ready(model_of(named("mistral", "window of 8")))
     text = torch.arange(60) % 50
     whole, windowed = PrefixCache(target, 10**8), PrefixCache(target, 10**8)
@@ -227,14 +225,14 @@ def test_why_windows_drop_no_slots_of_prefixes():
     assert len(windowed) == 0
     branch = torch.cat([text[:20], text[:5] + 1])
     (dropped,) = short.starts
-    assert dropped > 20 - 8, "what the first token of the branch sees is gone"
+    assert dropped > 20 - 8, "slots that the first token of the branch sees are gone"
     cache, n = whole.take(branch, "")
     assert n == 20
     torch.testing.assert_close(after(target, branch, cache), after(target, branch), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_a_row_of_a_batch_is_kept_alone(case):
+def test_rows_of_a_batch_are_stored_separately(case):
     target = ready(model_of(case))
     kept = PrefixCache(target, 10**8)
     texts = [torch.arange(9), torch.arange(9 if target.info.recurrent else 5) + 30]

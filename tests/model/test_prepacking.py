@@ -1,4 +1,4 @@
-"""Weights laid out for short passes: used by accelerated passes alone, and only while they are the model's."""
+"""Prepacked weights: used only by accelerated passes, and only while they equal the model's weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BFLOAT16 = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights are used for every number of rows, however small the model."""
+    """Use packed weights for every number of rows and every size of model."""
     monkeypatch.setattr(prepacking, "_FASTER", float("inf"))
     monkeypatch.setattr(prepacking, "_LEAST_BYTES", 0)
 
 
 @pytest.fixture
 def packed_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the products made with packed weights."""
+    """Numbers of rows of the products with packed weights."""
     rows: list[int] = []
     product = prepacking.packed_product()
 
@@ -53,7 +53,7 @@ def _linears(model: nn.Module) -> list[nn.Linear]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_are_those_of_the_layers(dtype: torch.dtype, bias: bool) -> None:
+def test_packed_products_equal_those_of_the_layers(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     model = llama(attention_bias=bias, mlp_bias=bias).to(dtype)
     packed = prepack(model)
@@ -68,7 +68,7 @@ def test_products_are_those_of_the_layers(dtype: torch.dtype, bias: bool) -> Non
             torch.testing.assert_close(layer.product(x).detach(), expected)
 
 
-def test_accelerated_passes_use_them_and_no_others(packed_products: list[int]) -> None:
+def test_only_accelerated_passes_use_packed_weights(packed_products: list[int]) -> None:
     model = llama()
     expected, logits = _texts(model), model(PROMPT).logits
     accelerate(model)
@@ -76,12 +76,12 @@ def test_accelerated_passes_use_them_and_no_others(packed_products: list[int]) -
     assert torch.equal(_texts(model), expected)
     assert packed_products
     packed_products.clear()
-    assert torch.equal(model(PROMPT).logits, logits), "a pass of the user's own is what it was"
+    assert torch.equal(model(PROMPT).logits, logits), "the user's own forward passes are unchanged"
     assert not packed_products
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["packed by accelerate", "packed before, as by load"])
-def test_decelerate_drops_what_accelerate_packed_and_nothing_else(before: bool) -> None:
+def test_decelerate_drops_only_what_accelerate_packed(before: bool) -> None:
     model = llama()
     packed = prepack(model, True) if before else None
     for _ in range(2):
@@ -115,7 +115,7 @@ def _transposed(weight: nn.Parameter, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", thinned([_through_data, _other_data, _another, _transposed], 2))
-def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]) -> None:
+def test_changed_weights_take_effect_and_are_packed_again(change, packed_products: list[int]) -> None:
     model, plain = llama(), llama()
     plain.load_state_dict(model.state_dict())
     accelerate(model)
@@ -123,17 +123,17 @@ def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]
     for changed in (model, plain):
         change(changed.lm_head.weight, changed)
     expected = _texts(plain)
-    assert not torch.equal(expected, before), "the change is one that shows"
+    assert not torch.equal(expected, before), "the change alters the output"
     assert torch.equal(_texts(model), expected)
     packed_products.clear()
     accelerate(model)
     assert torch.equal(_texts(model), expected)
-    assert packed_products, "laid out again"
+    assert packed_products, "packed again"
 
 
 @pytest.mark.parametrize("part", [(5, slice(None)), (slice(None), 5)], ids=["a row", "a column"])
-def test_a_row_or_column_that_is_written_through_data_is_seen(part) -> None:
-    """As of one token, one neuron or one head."""
+def test_write_to_a_row_or_column_through_data_is_detected(part) -> None:
+    """The weights of one token, neuron or head."""
     model = llama(vocab_size=600)
     assert prepack(model) is not None
     assert prepacked_of(model) is not None
@@ -142,7 +142,7 @@ def test_a_row_or_column_that_is_written_through_data_is_seen(part) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_have_layers_of_their_own(copied) -> None:
+def test_copies_have_their_own_layers(copied) -> None:
     model = accelerate(llama())
     expected = _texts(model)
     other = copied(model)
@@ -154,7 +154,7 @@ def test_copies_have_layers_of_their_own(copied) -> None:
     assert torch.equal(_texts(other), expected)
 
 
-def test_single_calls_and_blocks_use_what_is_there_and_pack_nothing(packed_products: list[int]) -> None:
+def test_single_calls_and_blocks_use_packed_weights_but_pack_none(packed_products: list[int]) -> None:
     model = llama()
 
     def texts() -> list[torch.Tensor]:
@@ -171,18 +171,20 @@ def test_single_calls_and_blocks_use_what_is_there_and_pack_nothing(packed_produ
     assert prepacked_of(model) is packed
 
 
-def test_no_more_than_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_takes_at_most_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama()
     needed = sum(layer.weight.nbytes for layer in _linears(model))
     monkeypatch.setattr(prepacking, "memory", lambda device: 4 * needed - 1)
     assert prepack(model) is None
-    assert prepack(model, True) is not None, "unless it is wanted"
+    assert prepack(model, True) is not None, "unless requested"
     prepack(model, False)
     monkeypatch.setattr(prepacking, "memory", lambda device: 4 * needed)
     assert prepack(model) is not None
 
 
-def test_only_where_it_was_faster(monkeypatch: pytest.MonkeyPatch, packed_products: list[int]) -> None:
+def test_packed_weights_are_used_only_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, packed_products: list[int]
+) -> None:
     monkeypatch.setattr(prepacking, "_FASTER", 0.97)
     monkeypatch.setattr(
         prepacking, "_seconds", lambda layers, rows, packed: dict.fromkeys(layers, 0.5 if packed and rows >= 4 else 1.0)
@@ -195,7 +197,7 @@ def test_only_where_it_was_faster(monkeypatch: pytest.MonkeyPatch, packed_produc
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_what_cannot_be_packed(dtype: torch.dtype) -> None:
+def test_unsupported_dtypes_are_not_packed(dtype: torch.dtype) -> None:
     model = llama().to(dtype)
     assert prepack(model) is None
     with pytest.raises(ValueError, match="no linear layers in float32 or bfloat16"):
@@ -203,14 +205,14 @@ def test_what_cannot_be_packed(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 4), pytest.param(torch.bfloat16, 1, marks=BFLOAT16)])
-def test_nothing_is_measured_where_texts_are_to_be_reproducible(
+def test_reproducible_calls_measure_nothing(
     dtype: torch.dtype, least: int, packed_products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = llama().to(dtype)
     prepack(model)
     packed_products.clear()
     generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0, reproducible=True)
-    assert not packed_products, "measuring decided how they are used"
+    assert not packed_products, "their use depends on measurements"
     monkeypatch.setattr(prepacking, "_seconds", None)
     accelerate(model, reproducible=True)
     packed = prepacked_of(model)

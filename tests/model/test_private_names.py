@@ -1,4 +1,4 @@
-"""Private names of transformers and torch: few, each in `compat` alone, and there in the installed releases."""
+"""Private names of transformers and torch: few, used only in `compat`, and present in the installed releases."""
 
 import ast
 from functools import cache
@@ -25,7 +25,7 @@ NO_LIBRARY = {"engines", "_util/compiled.py"}
 
 @cache
 def private_names():
-    """All private names of the libraries' most used classes, and of their instances."""
+    """Return the private names of the libraries' most used classes and of their instances."""
     model = tiny.llama()
     cache = DynamicCache(config=model.config)
     things = [GenerationMixin, GenerationConfig(), torch.nn.Module(), torch.zeros(1), model, model.config, cache]
@@ -39,7 +39,7 @@ def vars_of(thing):
 
 
 def uses(nodes):
-    """Private attributes of anything but `self`, private names in strings, and private imports."""
+    """Yield attributes of objects other than `self`, strings and imported names, among which are the private ones."""
     for node in nodes:
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
@@ -50,12 +50,12 @@ def uses(nodes):
             yield from (*(alias.name for alias in node.names), *node.module.split("."))
 
 
-def test_they_are_few():
+def test_private_names_are_few():
     assert 0 < len(PRIVATE) <= 10
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_each_is_in_the_installed_release(name):
+def test_private_name_exists_in_the_installed_release(name):
     path, _, last = name.rpartition(".")
     if name == "transformers.Cache._is_user_defined":
         model, ids = tiny.llama(), tiny.prompt(0, 3)
@@ -72,7 +72,7 @@ def test_each_is_in_the_installed_release(name):
         assert hasattr(holder.get(path) or getattr({"torch": torch, "transformers": transformers}[library], kind), last)
 
 
-def test_no_other_module_uses_one():
+def test_no_other_module_uses_private_names():
     private = private_names() | {name.rpartition(".")[2] for name in PRIVATE}
     own = KEYS | {"_replace", "_asdict", "_fields"}
     found = set()
@@ -86,7 +86,7 @@ def test_no_other_module_uses_one():
     assert found <= ELSEWHERE
 
 
-def test_the_home_uses_those_that_it_lists():
+def test_compat_lists_the_private_names_that_it_uses():
     names = {*uses(ast.walk(ast.parse(HOME.read_text())))}
     used = names & private_names() | {name for name in names if name.startswith("_get_current")}
     assert used <= {part for name in PRIVATE for part in name.split(".")}

@@ -1,4 +1,4 @@
-"""Quantised models: weights alone are accelerated; activations by which logits depend on the size of a pass are not."""
+"""Weight-only quantised models are accelerated; activations whose rounding depends on the pass size are refused."""
 
 import warnings
 from typing import Any
@@ -37,7 +37,7 @@ def assert_exact(model):
         assert torch.equal(tr.generate(model, ids, **GREEDY), wanted)
 
 
-def test_activations_that_share_a_scale_are_refused_without_trying():
+def test_activations_with_a_shared_scale_are_refused_without_a_self_test():
     model = packed(torch.qint8)
     found = tr.check(model)
     assert DEPENDS in str(found.reason)
@@ -45,7 +45,7 @@ def test_activations_that_share_a_scale_are_refused_without_trying():
     assert_refused(model, "share one scale")
 
 
-def test_packed_weights_of_float16_are_accelerated():
+def test_float16_packed_weights_are_accelerated():
     model = packed(torch.float16)
     assert Target(model).vocab_size == 64
     assert "LlamaForCausalLM (quantised) is not among those tested: a self-test decides" in tr.check(model).notes
@@ -53,7 +53,7 @@ def test_packed_weights_of_float16_are_accelerated():
 
 
 class Coarse(torch.nn.Linear):
-    """Rounds what it is given to as many levels as an int8 has, on one scale for all rows."""
+    """Round inputs to int8 levels, with one scale for all rows."""
 
     def forward(self, states):
         step = states.abs().max() / 127
@@ -62,39 +62,39 @@ class Coarse(torch.nn.Linear):
 
 @pytest.fixture
 def coarse(model):
-    """A quantised model of a kind that nobody knows, of a family that was tested."""
+    """A model of a tested family, quantised in an unknown way."""
     for module in [module for module in model.modules() if type(module) is torch.nn.Linear]:
         module.__class__ = Coarse
     return model
 
 
-def test_what_is_not_recognised_is_found_by_the_self_test(coarse):
+def test_self_test_finds_unrecognised_rounding_of_activations(coarse):
     found = tr.check(coarse, self_test=True)
     assert DEPENDS in str(found.reason)
     assert_refused(coarse, "are rounded coarsely")
 
 
-def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(coarse):
+def test_quantised_model_of_a_tested_family_is_self_tested(coarse):
     assert tr.why_not(coarse) is None
-    coarse.is_quantized = True  # as transformers marks what it has loaded so
+    coarse.is_quantized = True  # as transformers marks loaded quantised models
     assert_refused(coarse, DEPENDS)
 
 
 @pytest.fixture
 def torchao():
-    """Where it is installed: once it is, lines are printed wherever transformers is imported."""
+    """Skip unless torchao is installed, which prints lines wherever transformers is imported."""
     return pytest.importorskip("torchao.quantization")
 
 
 @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
-def test_weights_alone_that_torchao_packed_are_accelerated(model, torchao, kind):
+def test_weight_only_torchao_models_are_accelerated(model, torchao, kind):
     torchao.quantize_(model, getattr(torchao, kind)())
     assert Target(model).vocab_size == 64
     assert_exact(model)
 
 
-def test_activations_that_torchao_rounds_are_refused(torchao):
-    """With one scale at sight; with one for each token where the self-test finds it."""
+def test_torchao_models_with_quantised_activations_are_refused(torchao):
+    """One scale per tensor is refused immediately, one per token by the self-test."""
     for how, reason in ({"granularity": torchao.PerTensor()}, "share one scale"), ({}, "are rounded coarsely"):
         model = tiny.llama(context=1, num_hidden_layers=4)
         torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig(**how))

@@ -1,4 +1,4 @@
-"""Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
+"""Recurrent layers over trees: every node equals its path read alone, and accepted tokens leave the right state."""
 
 import threading
 
@@ -25,7 +25,7 @@ from token_recycling.trees.templates import Template, chain
 pytestmark = needs(5, 14)
 
 FAMILIES = ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2", "inkling_text"]
-"""One of each kind of state."""
+"""One family for each kind of state."""
 BRANCHED = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 TEXT = torch.randint(1, 96, (14,), generator=torch.Generator().manual_seed(1))
 
@@ -36,7 +36,7 @@ def states_of(cache):
 
 
 def after(target, prompt, tokens):
-    """What a cache holds after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
+    """Return the cache after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
     cache = target.new_cache()
     logits = target.read(prompt[None], cache)
     for token in tokens:
@@ -54,12 +54,12 @@ def hybrid():
     return Target(model_of(recurrent("qwen3_5_text")))
 
 
-def test_a_family_that_is_not_listed_passes_the_self_test(hybrid):
+def test_hybrid_model_passes_the_self_test(hybrid):
     assert tr.check(hybrid.model, self_test=True).supported
 
 
 @torch.no_grad()
-def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_nothing(target):
+def test_state_after_accepted_tokens_equals_one_computed_from_scratch(target):
     tree = BRANCHED if target.info.branches else chain(4)
     tokens = torch.randint(1, 96, (len(tree),), generator=torch.Generator().manual_seed(2))
     for node in (None, *range(len(tree))):
@@ -77,7 +77,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
 
 
 @torch.no_grad()
-def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
+def test_each_row_of_a_batch_keeps_its_accepted_tokens(hybrid):
     prompts, cache = [TEXT, TEXT[5:], TEXT[2:9]], hybrid.new_cache()
     read_prompts(hybrid, prompts, cache)
     drafts = [Draft(TEXT[:7], BRANCHED.parents), Draft.chain(TEXT[3:6]), Draft.chain(TEXT[:1])]
@@ -92,7 +92,7 @@ def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
 
 
 class Digest(torch.nn.Module):
-    """A layer whose state is a number that every token changes, so that it tells in which order they were read."""
+    """A layer whose state depends on the order of all tokens read."""
 
     def __init__(self):
         super().__init__()
@@ -106,20 +106,20 @@ class Digest(torch.nn.Module):
         state = torch.zeros(len(hidden_states), 2) if state is None else state
         for token in self.first(hidden_states).unbind(dim=1):
             state = (1.7 * state + token).sin()
-        cache_params.update_conv_state(hidden_states.transpose(1, 2), 0, conv_kernel_size=1)  # says that it was read
+        cache_params.update_conv_state(hidden_states.transpose(1, 2), 0, conv_kernel_size=1)  # marks it as read
         return self.last(cache_params.update_recurrent_state(state, 0).clone()[:, None])
 
 
 def digested(layer, tokens):
-    """(1,): what a layer says after the last of `tokens` (n, 1), read one by one."""
+    """Return a layer's output (1,) after the last of `tokens` (n, 1), read one by one."""
     cache = Cache(layers=[LinearAttentionLayer()])
     return [layer(token[None, None], cache) for token in tokens][-1][0, 0]
 
 
 @given(shapes=st.lists(trees(max_nodes=9), min_size=1, max_size=3), text=st.integers(1, 3), data=st.data())
 @torch.no_grad()
-def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data):
-    """In batches of unlike trees too; the weights are read once a pass; what is kept goes on."""
+def test_every_node_starts_from_the_state_of_its_parent(shapes, text, data):
+    """Also in batches of different trees. Weights are read once per pass, and decoding continues from kept nodes."""
     layer, cache, size = Digest(), Cache(layers=[LinearAttentionLayer()]), max(map(len, shapes))
     states = TreeCache(cache).states
     before, nodes = torch.rand(len(shapes), text, 1), torch.rand(len(shapes), size, 1)
@@ -130,7 +130,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
         layer.rows.clear()
         with states.node_by_node([mixer], parents):
             made = layer(nodes, cache)
-        if again:  # the first pass shows which of the linear layers comes last
+        if again:  # the first pass finds out which linear layer comes last
             assert [rows for rows in layer.rows if rows] == [size, size]
         for row, shape in enumerate(shapes):
             for node, path in enumerate(shape.lineages):
@@ -147,7 +147,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
 
 @pytest.mark.parametrize("apart", [-1, 1])
 @torch.no_grad()
-def test_passes_of_other_threads_are_plain(apart):
+def test_passes_of_other_threads_ignore_the_hooks(apart):
     layer, tokens = Digest(), torch.rand(1, 3, 1)
     wanted = layer(tokens, Cache(layers=[LinearAttentionLayer()]))
     walking = list(Mixer(layer).hooks(CurrentNode(), threading.get_ident() + apart))
@@ -157,7 +157,7 @@ def test_passes_of_other_threads_are_plain(apart):
     assert torch.equal(made, wanted)
 
 
-def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
+def test_states_created_in_inference_mode_can_be_updated_outside(hybrid):
     given = DynamicCache(config=hybrid.config)
     with torch.inference_mode():
         hybrid.model(input_ids=TEXT[None], past_key_values=given)
@@ -169,11 +169,11 @@ def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
+def test_token_count_of_a_recurrent_cache_is_removed_on_release():
     target = Target(model_of(recurrent("mamba2")))
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
     assert cache.length == len(TEXT)
     cache.states.release(cache.cache)
     assert not any(isinstance(layer, TokenCount) for layer in cache.cache.layers)
-    assert handover.why_not(cache.cache, target, 1, len(TEXT) + 1, 99) is not None, "it does not say how many it holds"
+    assert handover.why_not(cache.cache, target, 1, len(TEXT) + 1, 99) is not None, "its length is unknown"

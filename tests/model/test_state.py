@@ -1,4 +1,4 @@
-"""A model's state changes with what a forward pass does, and with nothing else."""
+"""A model's state changes exactly when the operations of its forward pass do."""
 
 import gc
 import weakref
@@ -23,8 +23,8 @@ def state(model):
     return state_of(model, "sdpa", keep=True)
 
 
-def swapped(model):
-    """The weights are the same ones, at other places."""
+def swap_weights(model):
+    """Exchange two weights of the model."""
     one, other = model.model.layers[0].self_attn, model.model.layers[1].self_attn
     one.q_proj.weight, other.q_proj.weight = other.q_proj.weight, one.q_proj.weight
 
@@ -39,7 +39,7 @@ CHANGES: dict[str, Change] = {
     "hook": lambda model: model.model.norm.register_forward_hook(lambda *args: None),
     "weight": lambda model: setattr(model.lm_head.base, "weight", torch.nn.Parameter(torch.zeros(64, 32))),
     "weight moved": lambda model: setattr(model.lm_head.base.weight, "data", torch.zeros(64, 32)),
-    "weights swapped": swapped,
+    "weights swapped": swap_weights,
     "weight of a module in a list": lambda model: setattr(model.lm_head.others[0].weight, "data", torch.zeros(2, 2)),
     "part": lambda model: setattr(model, "lm_head", model.lm_head.base),
     "parametrised": lambda model: parametrizations.weight_norm(model.lm_head.base),
@@ -48,7 +48,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_is_seen(model, change):
+def test_relevant_change_alters_the_state(model, change):
     adapted(model).others = [torch.nn.Linear(2, 2)]
     before = state(model)
     assert before == state(model)
@@ -69,9 +69,9 @@ def test_a_change_is_seen(model, change):
         lambda model: model.train().eval(),
         lambda model: setattr(model, "generation_config", tiny.llama().generation_config),
     ],
-    ids=["pass", "text", "accelerated", "fast", "numbers", "gradients", "back again", "generation options"],
+    ids=["pass", "generate", "accelerate", "fast", "values", "gradients", "train and eval", "generation options"],
 )
-def test_what_changes_no_operation_is_not_seen(model, nothing):
+def test_irrelevant_change_keeps_the_state(model, nothing):
     before = state(model)
     nothing(model)
     assert before == state(model)
@@ -86,7 +86,7 @@ OPTIONS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize(("choose", "other", "usual"), OPTIONS.values(), ids=OPTIONS)
-def test_options_of_torch_are_seen(model, choose, other, usual):
+def test_options_of_torch_alter_the_state(model, choose, other, usual):
     before = state(model)
     try:
         choose(other)
@@ -96,7 +96,7 @@ def test_options_of_torch_are_seen(model, choose, other, usual):
     assert before == state(model)
 
 
-def test_choices_of_attention_are_seen(model):
+def test_attention_kernel_and_implementation_alter_the_state(model):
     before = state(model)
     with sdpa_kernel(SDPBackend.MATH):
         assert before != state(model)
@@ -104,7 +104,7 @@ def test_choices_of_attention_are_seen(model):
     assert before != state_of(model, "eager")
 
 
-def test_attributes_that_hold_themselves(model):
+def test_self_referencing_attributes(model):
     model.lm_head.parts = [1, [2]]
     model.lm_head.parts.append(model.lm_head.parts)
     before = state(model)
@@ -113,8 +113,8 @@ def test_attributes_that_hold_themselves(model):
     assert before != state(model)
 
 
-def test_a_function_in_the_place_of_one_that_is_gone_is_another(model, monkeypatch):
-    """Python gives its number to the next one; also of a class."""
+def test_function_in_place_of_a_collected_one_alters_the_state(model, monkeypatch):
+    """Python reuses the id of a collected function; also for a method of a class."""
     for scale in range(5):
         model.model.norm.forward = lambda states, scale=scale: states * scale
         before = state(model)
@@ -126,7 +126,7 @@ def test_a_function_in_the_place_of_one_that_is_gone_is_another(model, monkeypat
     assert before != state(model)
 
 
-def test_nothing_is_kept_alive():
+def test_state_keeps_nothing_alive():
     model = tiny.llama()
     head = adapted(model)
     head.act = lambda states: states

@@ -1,4 +1,4 @@
-"""What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
+"""Unsupported calls fall back to transformers with a warning; unsupported models are refused by name and reason."""
 
 import copy
 import logging
@@ -16,7 +16,6 @@ import token_recycling as tr
 from token_recycling.model import self_test
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-
 BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
 
 
@@ -36,13 +35,13 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "reason"), CALLS.values(), ids=CALLS.keys())
-def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, arguments, reason):
+def test_unsupported_calls_fall_back_to_transformers_with_a_warning(model, caplog, arguments, reason):
     if arguments.get("output_attentions"):
         model.set_attn_implementation("eager")
     arguments = {"inputs": tiny.prompt(0, 6), **GREEDY, "pad_token_id": 0, **arguments}
     plain, _ = tiny.seeded(model.generate, **arguments)
     tr.accelerate(model)
-    caplog.clear()  # it may have compiled
+    caplog.clear()  # numba may have compiled
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         ours, _ = tiny.seeded(model.generate, **arguments)
         tiny.seeded(model.generate, **arguments)
@@ -54,8 +53,8 @@ def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, argu
     assert model.acceleration.total.steps == 0
 
 
-def to_later_tokens(model):
-    """Its masks are made by the configuration, and its layers were made before that was changed."""
+def make_bidirectional(model):
+    """Change the configuration, which determines the masks, after the layers were created."""
     model.config.use_bidirectional_attention = True
     return model
 
@@ -69,12 +68,12 @@ REFUSED = {
     "BertModel": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
     "LlamaForCausalLM is not causal": lambda: tiny.llama(is_causal=False),
     "of one token: 1": lambda: tiny.windowed(1),
-    "Gemma3ForCausalLM is not causal": lambda: to_later_tokens(model_of(named("gemma3_text"))),
+    "Gemma3ForCausalLM is not causal": lambda: make_bidirectional(model_of(named("gemma3_text"))),
 }
 
 
 @pytest.mark.parametrize(("reason", "make"), REFUSED.items())
-def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
+def test_unsupported_models_are_refused_by_name(make, reason):
     model = make().eval()
     original = type(model)
     assert reason in tr.why_not(model)
@@ -88,7 +87,7 @@ def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
     assert type(model) is original
 
 
-def test_caches_that_cannot_forget_are_refused(model):
+def test_caches_that_cannot_roll_back_are_refused(model):
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
     with pytest.raises(tr.UnsupportedModelError, match="StaticCache is unsupported"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
@@ -100,7 +99,7 @@ def test_caches_that_cannot_forget_are_refused(model):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=recording)
 
 
-def test_a_draft_model_that_is_accelerated_drafts_as_before(model):
+def test_accelerated_assistant_model_drafts_as_before(model):
     assistant = tiny.llama(seed=1)
     wanted = model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY)
     tr.accelerate(assistant)
@@ -109,7 +108,7 @@ def test_a_draft_model_that_is_accelerated_drafts_as_before(model):
 
 
 class Wrapper(torch.nn.Module):
-    """Around a model, as peft's: it hands calls on."""
+    """A wrapper around a model, like peft's: it forwards calls."""
 
     def __init__(self, model):
         super().__init__()
@@ -119,7 +118,7 @@ class Wrapper(torch.nn.Module):
         return self.base_model["model"].generate(*args, **kwargs)
 
 
-def test_a_wrapper_is_refused_with_what_to_pass(model):
+def test_wrapper_is_refused_naming_the_model_to_pass(model):
     wrapper, wanted = Wrapper(model), model.generate(tiny.prompt(0, 6), **GREEDY)
     with pytest.raises(tr.UnsupportedModelError, match=r"LlamaForCausalLM in its \.base_model\.model"):
         tr.accelerate(wrapper)
@@ -129,17 +128,17 @@ def test_a_wrapper_is_refused_with_what_to_pass(model):
 
 
 @pytest.mark.parametrize("nothing", [None, "meta-llama", LlamaForCausalLM, torch.nn.Tanh()])
-def test_what_holds_no_model_is_refused(nothing):
+def test_objects_that_are_not_models_are_refused(nothing):
     with pytest.raises(tr.UnsupportedModelError, match=type(nothing).__name__ if nothing else "None"):
         tr.accelerate(nothing)
 
 
-def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_failed_is_not(monkeypatch):
-    """Other weights may pass."""
+def test_passed_self_tests_are_saved_and_failed_ones_are_not(monkeypatch):
+    """Since other weights may pass."""
     tried, verdict = [], self_test.verdict
     monkeypatch.setattr(self_test, "verdict", lambda target: (tried.append(target.model), verdict(target))[1])
     assert tr.why_not(tiny.llama()) is None
-    assert not tried, "a family that is tested needs none"
+    assert not tried, "a tested family needs no self-test"
     failing = [tiny.unknown(tiny.llama()) for _ in range(2)]
     for model in failing:
         model.lm_head.weight.data.zero_()
@@ -149,32 +148,32 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
     assert [tr.why_not(model) for model in (first, same, other)] == [None] * 3
     assert tried == [*failing, first, other]
     assert tr.check(same, self_test=True).supported
-    assert tried == [*failing, first, other, same], "who asks for a test gets one"
+    assert tried == [*failing, first, other, same], "a requested self-test always runs"
     for _ in range(2):
         written = tiny.unknown(tiny.llama())
         written.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
         assert tr.why_not(written) is None
-        assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"
+        assert tried.pop() is written, "a class without a file, as in a notebook, may have changed"
 
 
 @pytest.mark.parametrize("patience", [float("inf"), -1.0])
-def test_a_self_test_that_takes_long_is_announced(patience, monkeypatch, caplog):
+def test_slow_self_test_is_announced(patience, monkeypatch, caplog):
     monkeypatch.setattr(self_test, "_PATIENCE", patience)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         assert tr.check(tiny.llama(), self_test=True).supported
     assert ("once on this machine" in caplog.text) == (patience < 0)
 
 
-def test_a_family_that_counts_from_elsewhere_passes_the_self_test():
-    """Left to itself: `generate` gives it positions from 0 on."""
+def test_family_with_offset_positions_passes_the_self_test():
+    """RoBERTa computes offset positions by itself, but `generate` passes positions from 0."""
     config = {**BERT, "is_decoder": True, "max_position_embeddings": 128}
     model = transformers.RobertaForCausalLM(transformers.RobertaConfig(**config)).eval()
     assert tr.check(model, self_test=True).supported
 
 
 @pytest.mark.parametrize(("family", "changed"), [("llama", "module"), ("qwen3", "configuration")])
-def test_a_rotary_module_of_another_scaling_than_the_configurations(family, changed):
-    """Its frequencies change with the length, which the model's configuration does not say."""
+def test_rotary_scaling_that_differs_from_the_configuration_is_refused(family, changed):
+    """The frequencies change with the length, which the model's configuration does not state."""
     model = model_of(named(family))
     dynamic = copy.deepcopy(model.config)
     dynamic.rope_parameters = {**(dynamic.rope_parameters or {}), "rope_type": "dynamic", "factor": 4.0}
@@ -195,8 +194,7 @@ def test_a_rotary_module_of_another_scaling_than_the_configurations(family, chan
     assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), wanted)
 
 
-def test_a_rotary_module_that_is_exchanged_between_calls():
-
+def test_rotary_module_replaced_between_calls_is_detected():
     def call(model):
         return model.generate(tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=30, do_sample=False)
 
@@ -212,8 +210,8 @@ def test_a_rotary_module_that_is_exchanged_between_calls():
     both.assert_same(call, "whose rotary scaling is not")
 
 
-def test_a_length_that_is_set_on_a_rotary_module_between_calls():
-    """From which on its frequencies change with every token."""
+def test_rotary_length_changed_between_calls_is_detected():
+    """Beyond that length the frequencies change with every token."""
 
     def call(model, new=24):
         return model.generate(tiny.prompt(0, 6), max_new_tokens=new, do_sample=False)

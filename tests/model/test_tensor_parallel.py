@@ -1,4 +1,4 @@
-"""Tensor parallelism as transformers does it: two processes hold half of every layer and say the same tokens."""
+"""Tensor parallelism of transformers: two processes, each with half of every layer, generate the same tokens."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
 
 
 @pytest.mark.nightly
-def test_two_processes_say_what_one_says(tmp_path):
+def test_two_processes_equal_one(tmp_path):
     model = tiny.llama(seed=2)
     model.save_pretrained(tmp_path / "model")
     prompts = [tiny.prompt(seed, 4 + 3 * seed) for seed in range(4)]

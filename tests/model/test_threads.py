@@ -1,4 +1,4 @@
-"""Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
+"""Several threads share one model: every forward pass uses the right attention, and the model never visibly changes."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +29,13 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def shared(request):
-    """A model for all threads, of each kind."""
+    """One model for all threads."""
     return KINDS[request.param]().eval()
 
 
 @torch.no_grad()
 def tree_pass(model):
-    """Logits (nodes, vocabulary) of a tree, and a lone root's before them."""
+    """Return the logits (nodes, vocabulary) of a tree."""
     target = Target(model)
     cache = target.new_cache()
     prefill(target, [TEXT[0]], cache)
@@ -50,7 +50,7 @@ def plain(model):
 
 
 class Gate:
-    """Holds a thread's pass up in the first layer until it is opened."""
+    """Hold a thread's forward pass in the first layer until the gate is opened."""
 
     def __init__(self, model):
         self.inside, self._open, self._thread = threading.Event(), threading.Event(), 0
@@ -70,7 +70,7 @@ class Gate:
         self._open.set()
 
 
-def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared):
+def test_plain_forward_is_unaffected_by_a_tree_pass_of_another_thread(shared):
     own, wanted, wanted_of_tree = shared.config._attn_implementation, plain(shared), tree_pass(shared)
     gate = Gate(shared)
     with ThreadPoolExecutor(1) as pool:
@@ -90,7 +90,7 @@ def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared):
 
 @pytest.fixture
 def registered():
-    """Registers an attention function for the length of a test."""
+    """Register attention functions for one test."""
     functions, masks = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
     yield AttentionInterface.register
     AttentionInterface._global_mapping.clear()
@@ -100,7 +100,7 @@ def registered():
 
 
 class Recorded:
-    """An attention function that writes down what it is given, and attends as another one."""
+    """An attention function that records its masks and calls another implementation."""
 
     def __init__(self, name="sdpa"):
         self.masks: list[Any] = []
@@ -111,7 +111,7 @@ class Recorded:
         return self._function(module, query, key, value, attention_mask, **others)
 
 
-def test_another_implementation_is_called_outside_of_passes_with_what_it_was_given(registered):
+def test_custom_attention_is_called_unchanged_outside_of_tree_passes(registered):
     own, model = Recorded(), tiny.llama()
     registered("own", own)
     wanted, wanted_of_tree = plain(model), tree_pass(model)
@@ -121,15 +121,15 @@ def test_another_implementation_is_called_outside_of_passes_with_what_it_was_giv
         assert own.masks == [None] * len(model.model.layers)
         own.masks.clear()
         torch.testing.assert_close(tree_pass(model), wanted_of_tree)
-        assert own.masks == [], "it takes no tree mask, as far as is known"
+        assert own.masks == [], "it is not known to support tree masks"
 
 
 @pytest.mark.parametrize(
     ("table", "function"),
     [(AttentionInterface, sdpa_attention_forward), (AttentionMaskInterface, flash_attention_mask)],
 )
-def test_a_target_is_another_once_a_function_of_its_attention_is(registered, table, function):
-    """Be it one that attends or one that makes masks, such as none: ours stands before it again."""
+def test_target_is_outdated_once_an_attention_function_is_replaced(registered, table, function):
+    """The replaced function may compute attention or create masks."""
     registered("own", sdpa_attention_forward)
     model = tiny.llama()
     model.config._attn_implementation = "own"
@@ -140,7 +140,7 @@ def test_a_target_is_another_once_a_function_of_its_attention_is(registered, tab
     assert Target(model).is_current()
 
 
-def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
+def test_model_without_sdpa_uses_its_own_eager_attention(registered):
     model = model_of(named("gpt_oss"), "eager")
     wanted = tree_pass(model)
     registered("own", Recorded())
@@ -148,28 +148,28 @@ def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
     torch.testing.assert_close(tree_pass(model), wanted)
 
 
-# What is remembered, and taking turns
+# Facts and turns
 
 
-def remembered(model, what, make):
-    return facts_of(model).get(what, make)
+def fact(model, key, make):
+    return facts_of(model).get(key, make)
 
 
-def test_one_thread_makes_what_several_want(model):
+def test_concurrent_threads_compute_a_fact_once(model):
     begun, go_on, made = threading.Event(), threading.Event(), []
 
     def make():
         begun.set()
         assert go_on.wait(20)
-        made.append(remembered(model, "a part", lambda: 1))
+        made.append(fact(model, "a part", lambda: 1))
         return len(made)
 
     with ThreadPoolExecutor(4) as pool:
-        wanted = [pool.submit(remembered, model, "whole", make) for _ in range(3)]
+        results = [pool.submit(fact, model, "whole", make) for _ in range(3)]
         assert begun.wait(20)
-        assert pool.submit(remembered, tiny.llama(), "whole", lambda: 7).result(20) == 7, "another model waits for none"
+        assert pool.submit(fact, tiny.llama(), "whole", lambda: 7).result(20) == 7, "another model does not wait"
         go_on.set()
-        assert [one.result(20) for one in wanted] == [1, 1, 1]
+        assert [result.result(20) for result in results] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("case", chosen(BORDERS))

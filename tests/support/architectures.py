@@ -1,7 +1,7 @@
-"""Tiny random models of every architecture that is claimed to be supported or refused.
+"""Tiny random models of the most used architectures.
 
-Each case is a family and a configuration of a few thousand parameters in float32. Windows, chunks and other borders are
-so small that a short text crosses them. `architecture_page` measures them.
+Each case is a family and a configuration with a few thousand parameters in float32. Windows, chunks and other length
+limits are so small that a short text exceeds them. `architecture_page` measures the cases.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Case:
 
     family: str
     tested: str = ""
-    """What is particular about this configuration."""
+    """Distinguishing feature of this configuration."""
     config: dict[str, Any] = field(default_factory=dict)
     sdpa: bool = True
-    """Whether the family has sdpa attention besides eager."""
+    """Whether the family supports sdpa attention in addition to eager."""
 
     def __str__(self) -> str:
         return f"{self.family} {self.tested}".strip()
 
 
 def alike(families: str, tested: str = "", sdpa: bool = True, **config: Any) -> list[Case]:
-    """A case for each family, of one configuration."""
+    """Return a case for each family, all with the same configuration."""
     return [Case(family, tested, config, sdpa) for family in families.split()]
 
 
@@ -163,21 +163,21 @@ EVERY_RUN = {
     *("gemma3n_text window of 8, shared keys and values", "phi3 longrope, border at 32"),
     *("deepseek_v32 48 keys a query", "qwen3_5_text", "bamba"),
 }
-"""One of each kind of mask and of states; `nox -s architectures` tests all others too."""
+"""One case for each kind of mask and state; `nox -s architectures` tests all others too."""
 
 
 def chosen(cases: Iterable[Case]) -> list[Any]:
-    """Cases as parameters of a test: those that every run has, the others nightly."""
+    """Return cases as test parameters: those of `EVERY_RUN` in every run, the others nightly."""
     return thinned(cases, kept=lambda one: str(one) in EVERY_RUN, ids=str)
 
 
 def named(family: str, tested: str = "") -> Case:
-    """The first supported case of a family in whose configuration these words are."""
+    """Return the first supported case of a family whose description contains `tested`."""
     return next(case for case in SUPPORTED if case.family == family and tested in case.tested)
 
 
 def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrainedModel:
-    """The tiny random model of a case; `attention` sdpa or eager."""
+    """Return the tiny random model of a case; `attention` is sdpa or eager."""
     torch.manual_seed(seed)
     chosen = {} if attention is None else {"attn_implementation": attention}
     skip_without(case.family, CONFIG_MAPPING)
@@ -188,13 +188,19 @@ def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrai
     made.generation_config.pad_token_id = 0
     with torch.no_grad():
         for parameter in made.parameters():
-            # Biases and norms of a fresh model are constants, which would hide errors in what they multiply.
+            # Fresh biases and norms are constants, which would hide errors in their operands.
             if parameter.ndim == 1 and parameter.is_floating_point():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return made
 
 
+def attention_settings(model: PreTrainedModel) -> list[str]:
+    """Return the attention implementation in a model's configuration, then those of its parts."""
+    parts = [getattr(model.config, name) for name in model.config.sub_configs]
+    return [config._attn_implementation for config in (model.config, *parts)]
+
+
 @torch.no_grad()
 def forget(model: PreTrainedModel) -> None:
-    """Dynamic rotary scaling remembers the longest text in the model itself; a short one makes it forget."""
+    """Reset dynamic rotary scaling, which stores the longest sequence in the model, by reading a short one."""
     model(input_ids=torch.tensor([[1]]), use_cache=False)
