@@ -1,4 +1,4 @@
-"""Captured steps on a card, which is played: nothing in them makes the host wait; captures are not learned from."""
+"""Captured steps on a simulated card: the host never waits, and captures do not count as pass times."""
 
 from collections import Counter, OrderedDict
 from itertools import pairwise
@@ -27,15 +27,15 @@ WAYS = {
 
 @pytest.fixture
 def card(monkeypatch):
-    """A card whose dispatch mode is no reason against captured passes."""
+    """Simulate a card whose dispatch mode does not prevent captured passes."""
     monkeypatch.setattr("token_recycling.model.graphs.support._by_surroundings", lambda device: None)
-    with PretendCard() as played:
-        yield played
+    with PretendCard() as simulated:
+        yield simulated
 
 
 @pytest.fixture
 def crossed(card, monkeypatch):
-    """What has crossed between host and card when each step begins."""
+    """Counts of copies between host and card before each step."""
     seen, forward = [], CapturedPasses.forward
 
     def counted(passes, *arguments):
@@ -48,7 +48,7 @@ def crossed(card, monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("sequences", [1, 3])
-def test_a_step_sends_once_and_reads_once(crossed, way, sequences):
+def test_step_sends_once_and_reads_once(crossed, way, sequences):
     model, ids = tiny.llama(), torch.cat([tiny.prompt(seed, 8) for seed in range(sequences)])
     wanted = tiny.seeded(model.generate, ids, max_new_tokens=24, **way)[0]
     model, stats = model.to(CARD), Stats()
@@ -56,12 +56,12 @@ def test_a_step_sends_once_and_reads_once(crossed, way, sequences):
     ours = tiny.seeded(tr.generate, model, ids.to(CARD), max_new_tokens=24, **how)[0].cpu()
     assert (sequences > 1 and way["do_sample"]) or torch.equal(ours, wanted)
     assert stats.path.startswith("fast")
-    each = [later - earlier for earlier, later in pairwise(crossed[3:])]  # after those that try passes out
-    # With a penalty the new tokens of each sequence go to the device as well.
-    noted = sequences if "repetition_penalty" in way else 0
+    each = [later - earlier for earlier, later in pairwise(crossed[3:])]  # after the trial passes
+    # With a penalty the new tokens of each sequence are copied to the device too.
+    penalized = sequences if "repetition_penalty" in way else 0
     assert len(each) > 5
-    # One more where the slots of accepted nodes move.
-    assert all(one["to host"] == 1 and not one["read"] and 1 <= one["to card"] <= 2 + 2 * noted for one in each)
+    # One more copy where the slots of accepted nodes move.
+    assert all(one["to host"] == 1 and not one["read"] and 1 <= one["to card"] <= 2 + 2 * penalized for one in each)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_step_sends_once_and_reads_once(crossed, way, sequences):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("nodes", [8, 16, 32, 64])
-def test_captured_steps_have_few_shapes_and_stay_on_the_card(card, options, dtype, nodes):
+def test_captured_steps_stay_on_the_card(card, options, dtype, nodes):
     model = tiny.llama(num_attention_heads=4, **options).to(dtype)
     ids, stats = tiny.prompt(0, 9), Stats()
     wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
@@ -81,7 +81,7 @@ def test_captured_steps_have_few_shapes_and_stay_on_the_card(card, options, dtyp
 
 @pytest.fixture
 def captures(card, monkeypatch):
-    """The keys of all captures, which are played: a replay calls the function."""
+    """Keys of all captures, which are simulated: a replay calls the function."""
     made, plans = [], {}
 
     def contains(self, key):
@@ -99,9 +99,9 @@ def captures(card, monkeypatch):
     return made
 
 
-def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
+def test_accelerate_captures_common_shapes(captures):
     model = tr.accelerate(tiny.llama().to(CARD), "recycling:tree=24", fast=True)
-    longest = max(shape.band for shape in captures)  # the others are of the comparison with plain passes
+    longest = max(shape.band for shape in captures)  # other bands belong to the comparison with eager passes
     assert {1, 8, 16, 32, 64} == {shape.nodes for shape in captures if shape.band == longest}
     before = len(captures)
     model.generate(tiny.prompt(0, 200).to(CARD), max_new_tokens=20, do_sample=False)
@@ -110,8 +110,8 @@ def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
     assert len(captures) == before
 
 
-def test_what_a_capture_takes_is_compilation_and_no_step(monkeypatch):
-    """By a clock that is played: else one capture of a bucket would make its passes look dear for good."""
+def test_capture_time_counts_as_compilation_not_as_a_step(monkeypatch):
+    """On a simulated clock. Otherwise one capture of a bucket would permanently raise the cost of its passes."""
     now = [0.0]
     for module in (capturing.time, __import__("token_recycling.loop.pacer").loop.pacer.time):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])

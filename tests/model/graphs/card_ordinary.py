@@ -1,4 +1,4 @@
-"""Ordinary steps on a card, which is played: few shapes, aligned masks, two crossings between host and card a step."""
+"""Eager steps on a simulated card: few shapes, aligned masks, two copies between host and card per step."""
 
 from collections import Counter
 from functools import partial
@@ -30,7 +30,7 @@ def llama(**options):
 
 
 class Repeating(tr.Drafter):
-    """Drafts the token before the last one."""
+    """Draft the token before the last one."""
 
     def draft(self, context):
         return tr.Draft.chain(context.tokens[-2:].flip(0))
@@ -57,7 +57,7 @@ def attended(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("nodes", [8, 16, 32, 64])
-def test_a_greedy_step_crosses_twice_and_gives_the_sequence(nodes, options, dtype, attended):
+def test_greedy_step_copies_twice_and_equals_generate(nodes, options, dtype, attended):
     model, ids = llama(**options).to(dtype), tiny.prompt(0, 30)
     wanted = model.generate(ids, max_new_tokens=16, do_sample=False)[0, 30:].tolist()
     with PretendCard() as card:
@@ -66,7 +66,7 @@ def test_a_greedy_step_crosses_twice_and_gives_the_sequence(nodes, options, dtyp
         attended.clear()
         for step in steps:
             tokens += step.tokens
-            # Where the slots of accepted nodes do not follow each other, it is said to the card which of them move.
+            # If the slots of accepted nodes are not consecutive, their indices are copied to the card.
             moves = step.accepted != list(range(len(step.accepted)))
             assert card.crossed - before == {"to card": 1 + moves, "to host": 1}
             before = Counter(card.crossed)
@@ -82,7 +82,7 @@ GREEDY = {"max_new_tokens": 20, "do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9}
 
 
-def test_a_seeded_sampled_step_crosses_twice_and_gives_the_sequence():
+def test_seeded_sampled_step_copies_twice_and_equals_generate():
     model, ids, each = llama(), tiny.prompt(0, 12), []
 
     class Counted(Repeating):
@@ -103,7 +103,7 @@ def test_a_seeded_sampled_step_crosses_twice_and_gives_the_sequence():
 
 
 @pytest.mark.parametrize("kept", [["scores"], ["logits"], ["scores", "logits"]], ids=str)
-def test_scores_of_a_seeded_call_are_those_of_generate(kept):
+def test_scores_of_a_seeded_call_equal_generate(kept):
     model, ids = llama(), tiny.prompt(0, 12)
     how = {"max_new_tokens": 8, "return_dict_in_generate": True, **SAMPLED, **{f"output_{name}": True for name in kept}}
     wanted, _ = tiny.seeded(model.generate, ids, **how)
@@ -115,7 +115,7 @@ def test_scores_of_a_seeded_call_are_those_of_generate(kept):
 
 
 @pytest.mark.parametrize("way", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
-def test_a_batch_crosses_twice_a_step_whatever_its_size(way):
+def test_batch_copies_twice_per_step(way):
     model, ids = llama(), torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
     wanted = model.generate(ids, max_new_tokens=20, do_sample=False)
     with PretendCard() as card:
@@ -134,8 +134,8 @@ def test_a_batch_crosses_twice_a_step_whatever_its_size(way):
         assert later - earlier == {"to card": 1, "to host": 1}
 
 
-def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_sequence():
-    """As the server decodes: greedy requests next to sampled ones, whose generators are their own."""
+def test_running_batch_copies_twice_per_step_and_equals_generate():
+    """As in the server: greedy requests next to sampled ones, each with its own generator."""
     model, prompts = llama(), [tiny.prompt(seed, 12) for seed in range(3)]
     warpers = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(9)]
     wanted = []
@@ -158,7 +158,7 @@ def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_seque
     assert all(one == {"to card": 1, "to host": 1} for one in crossed)
 
 
-def test_a_running_batch_goes_on_where_a_processor_of_one_fails():
+def test_running_batch_continues_after_a_processor_fails():
     model, prompts, warper = llama(), [tiny.prompt(seed, 12) for seed in range(3)], TemperatureLogitsWarper(0.8)
     wanted = [plain(model, ids, 12) for ids in prompts]
     with PretendCard():
@@ -175,8 +175,8 @@ def test_a_running_batch_goes_on_where_a_processor_of_one_fails():
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_a_cache_with_windows_that_generate_has_read_is_continued(more):
-    """Layers of transformers have dropped more of the sequence than ours would have."""
+def test_sliding_window_cache_of_generate_is_continued(more):
+    """Layers of transformers have dropped more slots than ours would have."""
     model = tiny.windowed()
     wanted = model.generate(**tiny.continued(model, more), **GREEDY)
     with PretendCard():
@@ -185,8 +185,8 @@ def test_a_cache_with_windows_that_generate_has_read_is_continued(more):
     assert torch.equal(ours, wanted)
 
 
-def test_windows_of_slots_see_as_far_as_in_generate():
-    """Masked slots behind the sequence would move them."""
+def test_windows_counted_in_slots_equal_generate():
+    """Masked slots after the sequence would shift them."""
     model, ids = model_of(named("gpt_neo")), tiny.prompt(0, 40, VOCABULARY)
     wanted = model.generate(ids, **GREEDY)
     with PretendCard():
@@ -195,11 +195,11 @@ def test_windows_of_slots_see_as_far_as_in_generate():
 
 
 @pytest.mark.parametrize("case", chosen(SUPPORTED))
-def test_every_family_gives_the_tokens_of_generate(case):
-    """Short and long sequences, and one that goes on in a cache."""
+def test_every_family_equals_generate(case):
+    """Short and long sequences, and one that continues in a cache."""
     model = model_of(case)
     if getattr(model.config, "num_local_experts", None):
-        model.set_experts_implementation("eager")  # which asks for nothing that this card lacks
+        model.set_experts_implementation("eager")  # the simulated card supports it
 
     def calls(generate, device):
         tokens = generate(tiny.prompt(0, 5, VOCABULARY).to(device), **GREEDY)
@@ -217,13 +217,13 @@ def test_every_family_gives_the_tokens_of_generate(case):
         assert torch.equal(calls(partial(tr.generate, model.to(CARD), drafter=drafter), CARD), wanted)
 
 
-def test_few_shapes_recur_in_many_steps(attended):
+def test_many_steps_use_few_shapes(attended):
     model, shapes = llama(num_hidden_layers=1, max_position_embeddings=2048), set()
     with PretendCard():
         stream = tr.stream(
             model.to(CARD), tiny.prompt(0, 40).to(CARD), "recycling", max_new_tokens=1500, do_sample=True
         )
-        next(stream)  # with the prompt
+        next(stream)  # reads the prompt
         attended.clear()
         for _, _ in zip(range(500), stream, strict=False):
             shapes |= {(query.shape[2], key.shape[2]) for query, key, _ in attended}

@@ -1,4 +1,4 @@
-"""Steps without CUDA: recorded and replayed, as captured ones are."""
+"""Steps without CUDA are recorded and replayed like captured ones."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ def recorded(monkeypatch):
 
 @pytest.fixture
 def card_of_torch(monkeypatch):
-    """A card that is played, and attention that is watched on it, are no code that may change a forward pass."""
+    """Exempt the simulated card and recorded attention from the search for foreign code."""
     monkeypatch.setattr("token_recycling.model.foreign.search.code_around", lambda model: [])
     monkeypatch.setattr("token_recycling.model.foreign.search.replaced_in_libraries", tuple)
-    seeded = call.seeded_generators  # torch has none for a device like this
+    seeded = call.seeded_generators  # torch has no generators for the simulated device
     monkeypatch.setattr(call, "seeded_generators", lambda count, device, own: seeded(count, torch.device("cpu"), own))

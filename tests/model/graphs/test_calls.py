@@ -1,4 +1,4 @@
-"""Captured passes in calls: the same text and the same learning. Without CUDA they are made alike, but not captured."""
+"""Calls with captured passes have the same output and learning. Without CUDA the passes run without being captured."""
 
 import re
 
@@ -22,8 +22,8 @@ GREEDY = {"do_sample": False}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_drafter_drafts_and_learns_as_with_eager_passes(name, model, tmp_path, recorded):
-    """From passes that are recorded and replayed, as CUDA graphs are; in streams, which read long prompts alone."""
+def test_every_drafter_works_as_with_eager_passes(name, model, tmp_path, recorded):
+    """With recorded and replayed passes; streams read long prompts in separate passes."""
     ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
     for length in (1, 57):
         ids, found = tiny.prompt(length, length), []
@@ -34,13 +34,13 @@ def test_every_drafter_drafts_and_learns_as_with_eager_passes(name, model, tmp_p
             assert stats.path.startswith("fast" if fast else "eager")
         text = model.generate(ids, max_new_tokens=16, **GREEDY)[0, length:].tolist()
         assert [token for _, _, tokens in found[0] for token in tokens] == text
-        if name not in {"draft_model", "layer_skip"}:  # whose trees depend on what a pass costs
+        if name not in {"draft_model", "layer_skip"}:  # their trees depend on the cost of a pass
             assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["recycling", "eagle"])
-def test_a_seed_gives_the_tokens_of_generate(name, model, tmp_path, recorded):
-    """Within inference mode and outside of it, whatever was learned."""
+def test_seeded_sampling_equals_generate(name, model, tmp_path, recorded):
+    """Inside and outside of inference mode, with any learned state."""
     drafter, ids, stats = example(name, model, tmp_path), tiny.prompt(0, 6), tr.Stats()
     how = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 20}
     for within in (True, False, True):
@@ -52,7 +52,7 @@ def test_a_seed_gives_the_tokens_of_generate(name, model, tmp_path, recorded):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_drafted_token_whose_states_are_nan_changes_no_other(rows, recorded):
+def test_nan_states_of_a_drafted_token_do_not_spread(rows, recorded):
     model, ids = tiny.llama(), torch.cat([tiny.prompt(seed, 5) for seed in range(rows)])
     arguments = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     wanted, embeddings = model.generate(ids, **arguments), model.get_input_embeddings().weight
@@ -62,10 +62,8 @@ def test_a_drafted_token_whose_states_are_nan_changes_no_other(rows, recorded):
 
 
 @pytest.mark.parametrize(("case", "length"), paired(["llama", "mistral window of 8"], [1, 90]))
-def test_a_batch_that_does_not_fill_its_bucket(case, length, recorded):
-    """Three sequences in the slots of four: prompts that leave nothing to read before the first pass, or longer than
-    a window.
-    """
+def test_batch_smaller_than_its_bucket(case, length, recorded):
+    """Three sequences in four batch slots; prompts of one token, with nothing to prefill, or longer than a window."""
     model = architectures.model_of(architectures.named(*case.split(" ", 1)))
     ids = torch.cat([tiny.prompt(seed, length, architectures.VOCABULARY) for seed in range(3)])
     arguments = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
@@ -76,7 +74,7 @@ def test_a_batch_that_does_not_fill_its_bucket(case, length, recorded):
     assert stats.path.startswith("fast")
 
 
-def test_buckets_and_bands_are_crossed():
+def test_output_across_buckets_and_bands_equals_generate():
     model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
     shapes, passes = [], passes_or_reason(Target(model))
     made = passes._pass
@@ -89,7 +87,7 @@ def test_buckets_and_bands_are_crossed():
     assert {shape.band for shape in shapes} >= {1024, passes.capacity}
 
 
-def test_room_grows_within_a_text():
+def test_capacity_grows_during_a_call():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
     passes, ids = passes_or_reason(Target(model)), tiny.prompt(0, 800)
     wanted, begin = plain(model, ids, 400), passes.begin
@@ -99,8 +97,8 @@ def test_room_grows_within_a_text():
     assert 1200 < passes.capacity < 2048
 
 
-def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, monkeypatch, caplog):
-    """Once, with a warning; the call goes on with what it needs at least."""
+def test_capturing_stops_when_memory_for_slots_runs_out(model, monkeypatch, caplog):
+    """One warning is logged, and the call continues with the minimum it needs."""
     passes, reserve = passes_or_reason(Target(model)), TreeCache.reserve
 
     def limited(self, rows, columns, *more):
@@ -118,8 +116,8 @@ def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, mon
 
 
 @pytest.mark.parametrize(("family", "drafter"), paired(["gpt2", "llama"], ["recycling:tree=80", "plain"]))
-def test_the_end_of_the_context_is_reached(family, drafter):
-    """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
+def test_decoding_reaches_the_end_of_the_context(family, drafter):
+    """Models with learned positions have none beyond it, not even for padding nodes of a bucket."""
     model = architectures.model_of(architectures.named(family))
     longest = Target(model).max_length
     for left in (1, 3, 30):
@@ -128,14 +126,14 @@ def test_the_end_of_the_context_is_reached(family, drafter):
 
 
 UNEQUAL = architectures.named("deepseek_v3")
-"""Its keys and values have unequal sizes."""
+"""Its keys and values have different sizes."""
 
 
 @pytest.mark.parametrize(
     "case", [*architectures.chosen(case for case in architectures.SUPPORTED if case != UNEQUAL), UNEQUAL], ids=str
 )
-def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded):
-    """From steps that are recorded and replayed, as CUDA graphs are."""
+def test_every_family_equals_generate_or_gives_a_reason(case, recorded):
+    """With recorded and replayed steps."""
     model = architectures.model_of(case)
     steps = passes_or_reason(Target(model))
     exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32", "falcon", "jetmoe", "xglm"}
@@ -153,11 +151,11 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
         assert stats.mat > 1.5
 
 
-def test_endings_are_those_of_generate(model):
-    """End-of-sequence tokens and a criterion of one's own; afterwards the cache holds all but the last token."""
+def test_stopping_equals_generate(model):
+    """With end-of-sequence tokens or a custom criterion; the returned cache has all tokens except the last."""
 
     class Stops(StoppingCriteria):
-        """Ends a text at the first multiple of 7."""
+        """Stop at the first multiple of 7."""
 
         def __call__(self, input_ids, scores, **kwargs):
             return input_ids[:, -1] % 7 == 0
@@ -173,28 +171,28 @@ def test_endings_are_those_of_generate(model):
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_a_cache_with_windows_that_generate_has_read_is_continued(more, recorded):
-    """Layers of transformers have dropped more of the sequence than ours would have."""
+def test_sliding_window_cache_of_generate_is_continued(more, recorded):
+    """Layers of transformers have dropped more slots than ours would have."""
     model, greedy = tiny.windowed(), {"max_new_tokens": 20, "do_sample": False}
     wanted = model.generate(**tiny.continued(model, more), **greedy)
     ours = tr.generate(model, **tiny.continued(model, more), drafter="recycling:tree=16", fast=True, **greedy)
     assert torch.equal(ours, wanted)
 
 
-def test_after_a_first_token_that_waited_for_no_copies_windows_are_those_of_generate(recorded):
-    """Slots before them are dropped before the next pass."""
+def test_streaming_with_windows_equals_generate(recorded):
+    """Slots before the window are dropped before the next forward pass."""
     model, ids = tiny.windowed(), tiny.prompt(0, 60)
     wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 60:].tolist()
     assert decoded(model, ids, "recycling:tree=16", max_new_tokens=20)[0] == wanted
 
 
-def test_a_cache_made_without_a_configuration_is_gone_on_with():
-    """It has no layers for those that share the states of others."""
+def test_cache_created_without_a_configuration_is_continued():
+    """Such a cache has no entries for layers that share the states of others."""
     model, ids = (
         architectures.model_of(architectures.named("gemma3n_text")),
         tiny.prompt(0, 9, architectures.VOCABULARY),
     )
-    wanted, held = model.generate(ids, max_new_tokens=24, **GREEDY), DynamicCache()
+    wanted, cache = model.generate(ids, max_new_tokens=24, **GREEDY), DynamicCache()
     tr.accelerate(model, "suffix", fast=True)
-    first = model.generate(ids, past_key_values=held, max_new_tokens=12, **GREEDY)
-    assert torch.equal(model.generate(first, past_key_values=held, max_new_tokens=12, **GREEDY), wanted)
+    first = model.generate(ids, past_key_values=cache, max_new_tokens=12, **GREEDY)
+    assert torch.equal(model.generate(first, past_key_values=cache, max_new_tokens=12, **GREEDY), wanted)

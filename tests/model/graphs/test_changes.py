@@ -1,4 +1,4 @@
-"""Replayed passes follow a model that is changed between texts, or give way to eager ones with the reason."""
+"""Replayed passes follow a model that changes between calls, or are refused with a reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,14 +23,14 @@ IDS = tiny.prompt(0, 6)
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
-def fast(model):
+def fast_output(model):
     text, stats = decoded(model, IDS, "prompt_lookup", max_new_tokens=20)
     assert stats.path.startswith("fast")
     return text
 
 
 class Reversed(torch.nn.Module):
-    """A parametrisation."""
+    """A parametrization that reverses the rows of a weight."""
 
     def forward(self, weight):
         return weight.flip(0)
@@ -51,15 +51,15 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", thinned(CHANGES, 2))
-def test_a_changed_model_says_what_it_says_without_replays(model, name):
+def test_changed_model_equals_generate(model, name):
     change = CHANGES[name]
     adapted(model)
     before = plain(model, IDS)
-    assert fast(model) == before
+    assert fast_output(model) == before
     change(model)
     wanted = plain(model, IDS)
     assert wanted != before
-    assert [fast(model) for _ in range(2)] == [wanted, wanted]
+    assert [fast_output(model) for _ in range(2)] == [wanted, wanted]
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,21 @@ def test_a_changed_model_says_what_it_says_without_replays(model, name):
     ],
     ids=["dtype", "attention", "loaded"],
 )
-def test_other_arithmetic_and_other_weights_are_captured_anew(model, change):
+def test_new_dtype_attention_or_weights_are_captured_again(model, change):
     before = passes_or_reason(Target(model))
     assert passes_or_reason(Target(model)) is before
     change(model)
     assert passes_or_reason(Target(model)) is not before
-    assert fast(model) == plain(model, IDS)
-
-
-def changed(output):
-    return output.flip(-1)
+    assert fast_output(model) == plain(model, IDS)
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "hook": (
-        lambda model: model.model.norm.register_forward_hook(lambda module, args, output: changed(output)),
+        lambda model: model.model.norm.register_forward_hook(lambda module, args, output: output.flip(-1)),
         "on LlamaRMSNorm",
     ),
     "hook before": (
-        lambda model: model.model.norm.register_forward_pre_hook(lambda module, args: changed(args[0])),
+        lambda model: model.model.norm.register_forward_pre_hook(lambda module, args: args[0].flip(-1)),
         "hook",
     ),
     "wrapped part": (
@@ -106,23 +102,23 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["compile()", "forward"])
-def test_a_model_compiled_as_a_whole_is_captured_uncompiled(model, name):
+def test_compiled_model_is_captured_uncompiled(model, name):
     wanted = plain(model, IDS)
     if name == "forward":
         model.forward = torch.compile(model.forward, backend="eager")
     else:
         model.compile(backend="eager")
-    assert fast(model) == wanted
+    assert fast_output(model) == wanted
     assert not counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_replays_cannot_follow_is_refused(model, change, reason):
-    assert fast(model) == plain(model, IDS)
+def test_changes_that_replays_cannot_follow_are_refused(model, change, reason):
+    assert fast_output(model) == plain(model, IDS)
     change(model)
     with pytest.raises(tr.NoFastPathError, match=reason):
-        fast(model)
+        fast_output(model)
     assert decoded(model, IDS, "published", fast=False, max_new_tokens=20)[0] == plain(model, IDS)
 
 
@@ -134,23 +130,23 @@ def test_what_replays_cannot_follow_is_refused(model, change, reason):
     ],
     ids=["autocast", "mode"],
 )
-def test_surroundings_that_replays_cannot_follow_are_refused(model, within, reason):
-    fast(model)
+def test_modes_that_replays_cannot_follow_are_refused(model, within, reason):
+    fast_output(model)
     with within(), pytest.raises(tr.NoFastPathError, match=reason):
-        fast(model)
-    assert fast(model) == plain(model, IDS)
+        fast_output(model)
+    assert fast_output(model) == plain(model, IDS)
     with torch.device("cpu"):
-        assert fast(model) == plain(model, IDS)
+        assert fast_output(model) == plain(model, IDS)
 
 
-def test_hooks_of_transformers_that_note_down_outputs_do_no_harm(model):
-    wanted = fast(model)
+def test_output_recording_hooks_of_transformers_are_allowed(model):
+    wanted = fast_output(model)
     model(IDS, output_hidden_states=True, output_attentions=False)
     assert any(module._forward_hooks for module in model.modules())
-    assert fast(model) == wanted
+    assert fast_output(model) == wanted
 
 
-def test_a_pass_that_sets_attributes_is_refused(model):
+def test_forward_that_sets_attributes_is_refused(model):
     norm, own = model.model.norm, model.model.norm.forward
     norm.calls = 0
 
@@ -160,28 +156,28 @@ def test_a_pass_that_sets_attributes_is_refused(model):
 
     norm.forward = counted
     with pytest.raises(tr.UnsupportedModelError, match="stores calls"):
-        fast(model)
+        fast_output(model)
     assert norm.calls == 0
 
 
-def test_a_model_changed_within_a_text_is_not_captured(model):
-    """What was captured before would be mixed with it, and replayed in later texts."""
+def test_model_changed_during_a_call_is_not_captured(model):
+    """Earlier captures would be mixed with new ones and replayed in later calls."""
     head = adapted(model)
-    wanted = fast(model)
+    wanted = fast_output(model)
     steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=80)
     next(steps)
     head.active = ["b"]
     with pytest.raises(tr.NoFastPathError, match="changed during the call"):
         list(steps)
     head.active = ["a"]
-    assert fast(model) == wanted
+    assert fast_output(model) == wanted
 
 
-def test_hooks_on_all_modules_and_hooks_that_were_taken_off(model):
-    wanted = fast(model)
+def test_hooks_are_refused_until_they_are_removed(model):
+    wanted = fast_output(model)
     for register in (register_module_forward_hook, model.model.norm.register_forward_hook):
         hook = register(lambda module, args, output: None)
         with pytest.raises(tr.NoFastPathError, match="hook"):
-            fast(model)
+            fast_output(model)
         hook.remove()
-        assert fast(model) == wanted
+        assert fast_output(model) == wanted

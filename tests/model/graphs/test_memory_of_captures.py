@@ -1,4 +1,4 @@
-"""A capture for which memory does not suffice: the pass is made eagerly, and no other one is captured."""
+"""If memory does not suffice for a capture, the pass runs eagerly and capturing stops."""
 
 import logging
 from collections import OrderedDict
@@ -9,8 +9,8 @@ import torch
 from token_recycling.model.graphs.capture import Graphs
 
 
-class PlayedGraphs(Graphs):
-    """Graphs of a card that is played: captures hold a number, and the third one finds no memory."""
+class SimulatedGraphs(Graphs):
+    """Graphs of a simulated card; the third capture runs out of memory."""
 
     def __init__(self):
         self.device, self.stopped, self.captures = torch.device("cuda"), False, 0
@@ -35,13 +35,13 @@ def emptied(monkeypatch):
     return calls
 
 
-def test_the_pass_is_made_eagerly_and_no_more_are_captured(emptied, caplog):
-    graphs = PlayedGraphs()
+def test_out_of_memory_during_a_capture_falls_back_to_eager_passes(emptied, caplog):
+    graphs = SimulatedGraphs()
     with caplog.at_level(logging.WARNING, "token_recycling"):
         results = [graphs.run(key, lambda key=key: f"pass {key}") for key in (1, 2, 3, 1, 4)]
     assert results == ["pass 1", "pass 2", "pass 3", "pass 1", "pass 4"]
     assert graphs.captures == 3
     assert graphs.stopped
-    assert 1 not in graphs, "those captured before give their memory back"
+    assert 1 not in graphs, "earlier captures free their memory"
     assert emptied == [1]
     assert sum("not enough memory" in record.message for record in caplog.records) == 1

@@ -1,4 +1,4 @@
-"""Steps on a card that is played: `card_*.py`, in processes of their own, since torch cannot forget such a device."""
+"""Steps on a simulated card: runs `card_*.py` in separate processes, since torch cannot unregister such a device."""
 
 import multiprocessing
 import sys
@@ -9,9 +9,9 @@ from support.cases import thinned
 
 HERE = Path(__file__).parent
 RUNS = [("card_ordinary.py", "running_batch or seeded_sampled"), ("card_ordinary.py", ""), ("card_captured.py", "")]
-"""The crossings of a step in every run; nightly all of eager and captured steps."""
+"""Every run counts the copies of a step; nightly runs test all of eager and captured steps."""
 START = "fork" if sys.platform == "linux" else "spawn"
-"""A copy of this process need not import torch and transformers, which takes longer than the tests."""
+"""A forked process need not import torch and transformers, which takes longer than the tests."""
 
 
 @pytest.mark.parametrize(("file", "names"), thinned(RUNS))

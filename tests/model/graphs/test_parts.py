@@ -1,4 +1,4 @@
-"""The parts of a step in tensors of fixed shapes, each against its eager counterpart or numbers worked out by hand."""
+"""Parts of a step in tensors of fixed shapes, each against its eager counterpart or values computed by hand."""
 
 from contextlib import nullcontext
 
@@ -28,21 +28,21 @@ from token_recycling.trees.packed import PADDING, send
 CPU = torch.device("cpu")
 
 
-def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed():
+def test_bands_grow_by_at_most_a_factor_of_two():
     bands = sorted({band_of(slots) for slots in range(1, 9000)})
     assert bands == [1024, 2048, 3072, 4096, 6144, 8192, 12288]
     assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(600, 9000))
     assert all(band_of(band) == band for band in bands)
 
 
-def test_buckets_hold_what_is_needed():
+def test_buckets_are_the_next_larger_sizes():
     assert [rows_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
     assert all(rows_of(bucket) == bucket for bucket in ROWS)
     assert [batch_of(sequences) for sequences in (1, 2, 3, 32, 33)] == [1, 2, 4, 32, 64]
 
 
 @given(st.lists(strategies.drafts(), min_size=1, max_size=3), st.integers(0, 5))
-def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, more):
+def test_packing_preserves_drafts_and_hides_padding(drafts, more):
     n = max(len(draft) for draft in drafts) + more
     trees = send(drafts, range(5, 5 + len(drafts)), n, CPU)
     assert trees.lengths.tolist() == list(range(5, 5 + len(drafts)))
@@ -57,7 +57,7 @@ def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, 
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
-def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
+def test_masks_equal_eager_ones_and_hide_unused_slots(model, length):
     tree, target = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), Target(model)
     drafts = [Draft(np.zeros(len(tree)), tree.parents)]
     wanted = target.inputs.of(drafts, [length], length).mask
@@ -67,7 +67,7 @@ def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()
 
 
-def test_windows_are_counted_in_positions():
+def test_windows_count_positions_not_slots():
     drafts = [Draft(np.zeros(4), [-1, 0, 0, 1])]
     made = tree_masks({"sliding": Reach("sliding", 3)}, send(drafts, [5], 4, CPU), 12, torch.float32)
     seen = (made[0, 0] == 0).nonzero().tolist()
@@ -77,8 +77,8 @@ def test_windows_are_counted_in_positions():
 
 
 @given(st.lists(strategies.drafts(distinct_siblings=True), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
-def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
-    """Whatever trees are filled up to; candidates are those of each draft's own logits."""
+def test_batched_acceptance_equals_a_walk_per_sequence(drafts, seed):
+    """With any padding; candidates come from each draft's own logits."""
     numbers = torch.Generator().manual_seed(seed)
     n = max(len(draft) for draft in drafts) + seed % 6
     logits = torch.rand(len(drafts), n, 16, generator=numbers)
@@ -98,17 +98,17 @@ PROCESSORS = [[], [warpers.TemperatureLogitsWarper(0.7), warpers.TopKLogitsWarpe
 
 
 @given(strategies.drafts(distinct_siblings=True), st.sampled_from(PROCESSORS), st.integers(0, 2**32 - 1), st.booleans())
-def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed, again):
-    """The same tokens of the same random numbers, of which those behind the path are given back, and all of a pass that
-    is made `again`.
+def test_sampling_at_all_nodes_equals_a_walk(draft, processors, seed, again):
+    """Both give the same tokens for the same random numbers. Numbers used beyond the path, or by a pass that is
+    repeated (`again`), are returned to the generator.
     """
     logits = 3 * torch.rand(1, len(draft), 16, generator=torch.Generator().manual_seed(seed))
     trees, steps, states = send([draft], [0], len(draft), CPU), [], []
-    for at_once in (True, False):
+    for all_nodes in (True, False):
         numbers = torch.Generator().manual_seed(seed)
         sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
         selector = TokenSelector(sequence, LogitsProcessorList(processors), sample=True, generator=numbers)
-        if at_once:
+        if all_nodes:
             if again:
                 selector.every_node(-logits[0], trees, draft.depth)
             choices = selector.every_node(logits[0], trees, draft.depth)
@@ -123,15 +123,15 @@ def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed, again)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_sampling_without_a_distribution_fails_where_it_is_reached(at):
-    """As in a walk: with the tokens before emitted, and not where the sequence ends before."""
+def test_sampling_from_nan_fails_only_if_the_node_is_reached(at):
+    """As in a walk: earlier tokens are emitted, and nothing fails if the sequence ends before the node."""
     draft, logits = Draft.chain([1, 2, 3, 4]), torch.zeros(1, 4, 8)
     logits[0, [0, 1, 2, 3], [2, 3, 4, 5]] = 99
     logits[0, at] = torch.nan
     trees = send([draft], [0], 4, CPU)
     for end in (2, 3, 4, 7):
         found = []
-        for at_once in (True, False):
+        for all_nodes in (True, False):
             sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
             selector = TokenSelector(sequence, LogitsProcessorList(), sample=True)
             path, emitted = [], []
@@ -142,7 +142,7 @@ def test_sampling_without_a_distribution_fails_where_it_is_reached(at):
 
             step = None
             with pytest.raises(RuntimeError, match="nan") if end > 1 + at else nullcontext():
-                if at_once:
+                if all_nodes:
                     choices = selector.every_node(logits[0], trees, 3)
                     step = TreeSteps([draft], logits, trees, choices[None]).step(0, append, path)
                 else:
@@ -153,7 +153,7 @@ def test_sampling_without_a_distribution_fails_where_it_is_reached(at):
 
 
 @given(strategies.drafts(vocab_size=9), st.integers(0, 2**32 - 1))
-def test_a_penalty_is_that_of_transformers_at_every_node(draft, seed):
+def test_repetition_penalty_at_every_node_equals_transformers(draft, seed):
     numbers = torch.Generator().manual_seed(seed)
     n, before = len(draft), torch.randint(0, 9, (5,), generator=numbers)
     logits = torch.randn(1, n, 9, generator=numbers)
@@ -167,7 +167,7 @@ def test_a_penalty_is_that_of_transformers_at_every_node(draft, seed):
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 640, 1000, 1024])
-def test_candidates_are_the_largest(vocabulary):
+def test_grouped_topk_equals_topk(vocabulary):
     logits = torch.randn(7, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
     for k in (1, 5):
         values, ids = grouped_topk(logits, k)
@@ -177,7 +177,7 @@ def test_candidates_are_the_largest(vocabulary):
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 5]])
-def test_sequences_go_in_and_come_back(model, lengths):
+def test_cache_round_trip_through_captured_slots(model, lengths):
     target, texts = Target(model), [tiny.prompt(row, length)[0] for row, length in enumerate(lengths)]
     given, wanted = target.new_cache(), target.new_cache()
     prefill(target, [text[: min(lengths) - 2] for text in texts], given)

@@ -1,4 +1,4 @@
-"""Replayed steps of a model with peft's own adapters, which are switched, disabled, scaled and merged between texts."""
+"""Replayed steps of a model whose peft adapters are switched, disabled, scaled and merged between calls."""
 
 from contextlib import nullcontext
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("recorded")
 
 
 @pytest.mark.parametrize("variant", thinned([{}, {"use_dora": True}], 2))
-def test_text_follows_the_adapters(model, variant):
+def test_output_follows_adapter_changes(model, variant):
     ids = tiny.prompt(0, 6)
     texts = []
 
@@ -58,8 +58,8 @@ def test_text_follows_the_adapters(model, variant):
 
 
 @pytest.mark.skipif(Version(peft.__version__) < Version(MIN_PEFT_VERSION), reason="transformers needs a later peft")
-def test_adapters_of_the_model_itself(model):
-    """Those that transformers adds, with peft, without a wrapper."""
+def test_output_follows_adapters_added_by_transformers(model):
+    """`add_adapter` of transformers needs peft, but no wrapper."""
     ids = tiny.prompt(0, 6)
     model.add_adapter(peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False), "a")
     model.eval()

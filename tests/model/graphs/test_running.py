@@ -7,6 +7,7 @@ import torch
 from support import tiny
 from support.architectures import model_of, named
 from support.cases import thinned
+from support.drafters import example
 from support.running import GoneError, Texts
 from support.runs import plain
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
@@ -30,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("family", "seed"), thinned([("gemma2 window of 8", 1), ("llama", 0), ("mistral window of 8", 2)])
 )
-def test_requests_that_join_and_leave_say_what_they_say_alone(family, seed):
-    """Of every kind and length, with several drafters, in more sequences than there were slots for at first; some
-    leave early, and what they said is the beginning of it.
+def test_requests_that_join_and_leave_equal_single_decoding(family, seed):
+    """Requests of every kind and length, with several drafters, exceed the initial batch slots; those that leave early
+    have emitted a prefix of their output.
     """
     model, chance = tiny.llama() if family == "llama" else model_of(named(*family.split(" ", 1))), random.Random(seed)
     texts, shared, wanted = Texts(model, Backend(True)), tr.make_drafter("recycling:tree=12"), {}
@@ -40,25 +41,25 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(family, seed):
         kind, ids = chance.choice(sorted(KINDS)), tiny.prompt(number, chance.choice([1, 3, 33, 70]))
         arguments, processors = KINDS[kind]
         torch.manual_seed(number)
-        said, new = [], chance.randrange(1, 40)
-        said = plain(model, ids, new, **arguments)
+        new = chance.randrange(1, 40)
+        output = plain(model, ids, new, **arguments)
         drafter = chance.choice([shared, "suffix", "plain", "published:tree=chain:3"])
-        wanted[texts.join(ids, new, drafter, number if kind == "sampled" else None, processors)] = said
+        wanted[texts.join(ids, new, drafter, number if kind == "sampled" else None, processors)] = output
         for _ in range(chance.randrange(4)):
             texts.step()
         if number % 5 == 4 and texts.batch.requests:
             texts.batch.leave(texts.batch.requests[0], GoneError())
     texts.finish()
-    for request, said in wanted.items():
+    for request, output in wanted.items():
         left = isinstance(request.error, GoneError)
-        assert texts.said[request] == (said[: len(texts.said[request])] if left else said), request.error
+        assert texts.said[request] == (output[: len(texts.said[request])] if left else output), request.error
     passes = passes_or_reason(Target(model))
     assert passes.batch > 4
     assert passes._graphs.replays > 20
-    assert passes.take(), "nothing is held for nobody"
+    assert passes.take(), "the slots were released"
 
 
-def test_room_grows_while_others_run():
+def test_capacity_grows_while_requests_run():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
     texts, prompts = Texts(model, Backend(True)), [tiny.prompt(0, 12), tiny.prompt(1, 1200)]
     rows = [texts.join(prompts[0], 60)]
@@ -70,7 +71,7 @@ def test_room_grows_while_others_run():
         assert texts.said[row] == plain(model, ids, new)
 
 
-def test_slots_of_requests_are_kept_in_the_prefix_cache():
+def test_finished_requests_are_stored_in_the_prefix_cache():
     model, ids = tiny.llama(), tiny.prompt(0, 20)
     texts, kept = Texts(model, Backend(True)), PrefixCache(Target(model), 10**8)
     hints = Hints(prefixes=kept.of(""))
@@ -78,28 +79,23 @@ def test_slots_of_requests_are_kept_in_the_prefix_cache():
         others = texts.join(tiny.prompt(5, 8), 30)
         row = texts.join(ids, 12, hints=hints)
         texts.finish()
-        said = texts.said[row]
-        assert said == plain(model, ids, 12)
+        output = texts.said[row]
+        assert output == plain(model, ids, 12)
         assert texts.said[others] == plain(model, tiny.prompt(5, 8), 30)
         assert bool(row.stats.cached_tokens) == bool(turn)
-        ids = torch.cat([ids, torch.tensor([said])], dim=1)
+        ids = torch.cat([ids, torch.tensor([output])], dim=1)
 
 
 @pytest.mark.parametrize("drafter", ["recycling:tree=12", "eagle"])
-def test_calls_of_several_threads_share_captured_passes(drafter, tmp_path):
-    from support.drafters import example
-
+def test_decoding_thread_uses_captured_passes(drafter, tmp_path):
     model = tiny.llama()
     thread = DecodingThread(model, Backend(True))
     made = example(drafter, model, tmp_path) if drafter == "eagle" else tr.make_drafter(drafter)
-    prompts = [tiny.prompt(seed, 9) for seed in range(3)]
-    stats = tr.Stats()
     try:
-        for ids in prompts:
-            view = thread.model(made, 0)
+        for seed in range(3):
+            ids, view = tiny.prompt(seed, 9), thread.model(made, 0)
             ours = view.generate(ids, max_new_tokens=20, do_sample=False)
             assert torch.equal(ours, model.generate(ids, max_new_tokens=20, do_sample=False))
-            stats = view.acceleration.stats
+            assert view.acceleration.stats.path.startswith("fast")
     finally:
         thread.close()
-    assert stats.path.startswith("fast")

@@ -1,4 +1,4 @@
-"""Where captured passes hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
+"""Where captured passes are supported, and the reason where not. Without CUDA the passes run without being captured."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ GREEDY = {"do_sample": False}
 
 
 class Unknown(LogitsProcessor):
-    """A processor of the caller's own."""
+    """A custom processor."""
 
     def __call__(self, input_ids, scores):
         return scores
@@ -41,7 +41,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("reason", MODELS)
-def test_models_that_it_does_not_hold_for_say_why(reason):
+def test_unsupported_models_give_the_reason(reason):
     model = MODELS[reason]()
     assert reason in str(tr.check(model).no_fast_path)
     with pytest.raises(tr.NoFastPathError, match=reason):
@@ -49,8 +49,8 @@ def test_models_that_it_does_not_hold_for_say_why(reason):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_passes_that_give_other_logits_than_eager_ones_are_not_used(dtype, monkeypatch):
-    """Those of other nodes, by halves."""
+def test_captured_passes_with_wrong_logits_are_refused(dtype, monkeypatch):
+    """The logits are averaged with those of the next node."""
     forward = CapturedPasses.forward
 
     def mixed(*arguments):
@@ -66,12 +66,12 @@ def test_passes_that_give_other_logits_than_eager_ones_are_not_used(dtype, monke
 
 @pytest.fixture
 def offloaded_caches(monkeypatch):
-    """They can be made without a card by a build of torch for CUDA too."""
+    """Allow offloaded caches without a card, also with a CUDA build of torch."""
     monkeypatch.setattr(torch, "Stream", SimpleNamespace)
 
 
 @pytest.mark.usefixtures("offloaded_caches")
-def test_calls_that_it_does_not_hold_for_say_why(model):
+def test_unsupported_calls_give_the_reason(model):
     ids = tiny.prompt(0, 5)
     tr.accelerate(model, fast=True, reproducible=True)
     with pytest.raises(tr.NoFastPathError, match="reproducible"):
@@ -82,7 +82,7 @@ def test_calls_that_it_does_not_hold_for_say_why(model):
 
 
 @pytest.mark.parametrize(("sequences", "sampled"), thinned([(1, False), (1, True), (33, False), (33, True)]))
-def test_every_processor_and_sampled_drafts_hold(model, sequences, sampled, tmp_path, recorded):
+def test_custom_processors_and_sampled_drafts_are_supported(model, sequences, sampled, tmp_path, recorded):
     """In batches of any size."""
     tiny.llama(3).save_pretrained(tmp_path)
     drafter = f"draft_model:model={tmp_path},sampled={sampled},mode=sequence,depth=2"
@@ -105,8 +105,8 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("sequences", "arguments"), thinned(product([1, 3, 5], ARGUMENTS)))
-def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, arguments, recorded):
-    """From steps that are recorded and replayed; prompts of a batch differ in length."""
+def test_batches_penalties_and_scores_equal_generate(model, sequences, arguments, recorded):
+    """With recorded and replayed steps; prompts of a batch differ in length."""
     ids = torch.cat([tiny.prompt(seed, 9) for seed in range(sequences)])
     mask = torch.ones_like(ids)
     ids[1:2, :4] = mask[1:2, :4] = 0
@@ -125,7 +125,7 @@ def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, ar
             assert torch.equal(ours, wanted)
 
 
-def test_an_accelerated_model_that_is_changed_makes_captured_passes_as_before(model, recorded):
+def test_changed_model_still_uses_captured_passes(model, recorded):
     tr.accelerate(model, "recycling:tree=8", fast=True)
     for change in (model.eval, model.double, model.float):
         change()
@@ -133,36 +133,36 @@ def test_an_accelerated_model_that_is_changed_makes_captured_passes_as_before(mo
         assert model.acceleration.stats.path.startswith("fast")
 
 
-def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
+def test_auto_is_eager_without_cuda(model, monkeypatch):
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", None)
     tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3)
     assert model.acceleration.stats.path == "eager"
 
 
 @pytest.mark.usefixtures("offloaded_caches")
-def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeypatch, caplog):
-    """On a card that is played: the model says that it is there."""
+def test_auto_on_cuda_captures_or_warns_once(model, monkeypatch, caplog):
+    """On a simulated card: the target reports the device `cuda`."""
     target = Target(model)
     passes = passes_or_reason(target)
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
-    played = SimpleNamespace(device=torch.device("cuda"), facts=target.facts)
+    on_cuda = SimpleNamespace(device=torch.device("cuda"), facts=target.facts)
     backend = Backend("auto")
-    assert backend.take(played, target.new_cache()) is passes
-    assert backend.take(played, target.new_cache()) is None, "one call of a model at a time"
+    assert backend.take(on_cuda, target.new_cache()) is passes
+    assert backend.take(on_cuda, target.new_cache()) is None, "one call of a model at a time"
     passes.give_back()
     offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
-        assert backend.take(played, offloaded) is None
+        assert backend.take(on_cuda, offloaded) is None
     assert sum("offloaded" in record.message for record in caplog.records) == 1
 
 
-def test_wrong_use_is_refused(model):
+def test_invalid_fast_option_is_refused(model):
     with pytest.raises(ValueError, match="always"):
         tr.accelerate(model, fast="always")  # type: ignore[arg-type]
     assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
 
 
-def test_costs_are_those_of_the_steps_that_run(model):
+def test_pass_times_of_captured_and_eager_passes_are_separate(model):
     tr.accelerate(model, "recycling", fast=True)
     wanted = tiny.llama().generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY)
     assert torch.equal(model.generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY), wanted)
@@ -171,12 +171,12 @@ def test_costs_are_those_of_the_steps_that_run(model):
     assert pass_times(target).curve(1, 100).steps == 0
 
 
-def _all_seen(layers, trees, band, dtype):
-    return torch.zeros(1, 1, trees.tokens.shape[1], band, dtype=dtype)
+def test_wrong_masks_are_found_before_a_token_is_emitted(model, monkeypatch):
+    """The first captured passes on a machine are compared with eager ones. Here every node sees every slot."""
 
+    def no_masks(layers, trees, band, dtype):
+        return torch.zeros(1, 1, trees.tokens.shape[1], band, dtype=dtype)
 
-def test_a_fault_is_found_before_a_text_is_written(model, monkeypatch):
-    """The first passes on a machine are compared with eager ones."""
-    monkeypatch.setattr("token_recycling.model.frames.tree_masks", _all_seen)
+    monkeypatch.setattr("token_recycling.model.frames.tree_masks", no_masks)
     with pytest.raises(NoFastPathError, match="logits"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)
