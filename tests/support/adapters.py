@@ -1,4 +1,4 @@
-"""What peft does to a model, in a few lines: layers with low-rank additions, of which one is active."""
+"""A small imitation of peft: layers with several additions, one of which is active."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-__name__ = "peft.of_the_tests"  # code of adapters is known by its home to keep no state
+__name__ = "peft.of_the_tests"  # code of peft modules is known to be stateless
 
 
 class Adapted(torch.nn.Module):
@@ -26,7 +26,7 @@ class Adapted(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """That of the layer itself, as with peft."""
+        """The weight of the base layer, as in peft."""
         return self.base.weight
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Adapted(torch.nn.Module):
 
 
 def adapted(model: LlamaForCausalLM) -> Any:
-    """The output layer of a model, which it replaces by one with additions."""
+    """Replace a model's output layer by one with additions, and return it."""
     torch.manual_seed(1)
     model.lm_head = Adapted(model.lm_head).eval()
     return model.lm_head

@@ -1,6 +1,6 @@
-"""What the architectures' cases show, and docs/architectures.md made of it.
+"""Results of the architecture cases, and docs/architectures.md generated from them.
 
-`measured` runs one case; the tests assert on it, and `nox -s tables` writes the page.
+`measured` runs one case; tests assert on its result, and `nox -s tables` writes the page.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from token_recycling.trees.templates import chain
 
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
 LENGTHS = (6, 26)
-"""Texts before a tree: within all windows, and beyond them."""
+"""Lengths of the text before a tree: within all windows, and beyond them."""
 PROMPTS = (5, 29)
 NEW = 24
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 12}
 TOLERANCE, WITH_STATES = 1e-4, 3e-4
-"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1. A state adds
-up the rounding of all tokens before: in float64 there is no more than 1e-13.
+"""Maximum difference between logits (of magnitude 1) of a tree and of linear decoding in float32. Recurrent states
+accumulate the rounding errors of all earlier tokens; in float64 the difference is at most 1e-13.
 """
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a case showed."""
+    """Result of a case."""
 
     support: tr.ModelInfo
     difference: float
-    """The largest between logits of trees and of linear decoding."""
+    """Largest difference between logits of trees and of linear decoding."""
     identical: int
-    """Texts that came out as from plain `generate`."""
+    """Number of outputs identical to those of plain `generate`."""
     texts: int
     mat: float
 
@@ -58,13 +58,13 @@ class Result:
 
 
 def attentions(case: Case) -> tuple[str, ...]:
-    """Those that a case is measured with; of some only what transformers would choose."""
+    """Return the implementations that a case is measured with; for further families only transformers' default."""
     found = ("sdpa", "eager")[not case.sdpa :]
     return found if case in SUPPORTED else found[:1]
 
 
 def measured(case: Case, attention: str) -> Result:
-    """Trees against linear decoding, and accelerated against plain `generate`, greedy and sampled with a seed."""
+    """Compare trees with linear decoding and accelerated with plain `generate`, greedy and sampled with a seed."""
     if (str(case), attention) not in _MEASURED:
         model = model_of(case, attention)
         matches, stats = generated(model, _prompts(case, attention))
@@ -77,13 +77,13 @@ _MEASURED: dict[tuple[str, str], Result] = {}
 
 
 def claimed(case: Case, attention: str) -> Result:
-    """What `measured` gives of a case that is exact, in a tenth of its time."""
+    """Return the result of `measured` for an exact case, in a tenth of the time."""
     texts = 2 * len(_prompts(case, attention))
     return Result(tr.check(model_of(case, attention)), 0.0, texts, texts, 1.0)
 
 
 def _brief(case: Case, attention: str) -> bool:
-    """Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it."""
+    """Return whether one length suffices: for further families, and for eager attention of families that have sdpa."""
     return case not in SUPPORTED or (case.sdpa and attention == "eager")
 
 
@@ -92,7 +92,7 @@ def _prompts(case: Case, attention: str) -> tuple[int, ...]:
 
 
 def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
-    """The largest difference of logits over several trees and lengths of text, where the library would draft."""
+    """Return the largest difference of logits over several trees and lengths at which the library would draft."""
     target, worst = Target(model), 0.0
     for shape in TREES.values():
         tree = shape if target.info.branches else chain(shape.depth)
@@ -104,7 +104,7 @@ def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) 
 
 
 def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tuple[list[bool], tr.Stats]:
-    """Whether each text equals plain `generate`'s, and the statistics of all."""
+    """Return whether each output equals that of plain `generate`, and the overall statistics."""
     stats, matches = tr.Stats(), []
     for length in prompts:
         ids = tiny.prompt(length, length, VOCABULARY)
@@ -160,7 +160,7 @@ _REFUSED = """
 
 
 def page(of: Callable[[Case, str], Result] = measured) -> str:
-    """docs/architectures.md, of what each case with each attention showed."""
+    """Return docs/architectures.md from the results of all cases with all attention implementations."""
     results = {str(case): [of(case, name) for name in attentions(case)] for case in ALL}
     borders: dict[str, list[str]] = {}
     for case in ALL:
@@ -196,7 +196,7 @@ def page(of: Callable[[Case, str], Result] = measured) -> str:
 
 
 def _table(cases: list[Case], results: dict[str, list[Result]]) -> str:
-    """A line for all families of one outcome."""
+    """Return a table with one row for all families with the same outcome."""
     families: dict[str, list[str]] = {}
     for case in cases:
         found = results[str(case)]
@@ -207,7 +207,7 @@ def _table(cases: list[Case], results: dict[str, list[Result]]) -> str:
 
 
 def _count(exact: set[str]) -> str:
-    """How many of the families that transformers itself lists are exact."""
+    """Return a sentence on how many of the families that transformers lists are exact."""
     others = {family for families in NOT_DECODER_ONLY.values() for family in families.split()} | {*ENCODERS.split()}
     decoders = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - others
     version = ".".join(transformers.__version__.split(".")[:2])

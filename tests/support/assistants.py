@@ -1,4 +1,4 @@
-"""Assistants in transformers' own formats, made small for a target."""
+"""Small assistant models for a target, in the formats of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from token_recycling.model.compat import MtpModel
 
 
 def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedModel:
-    """A random DFlash assistant of two layers for a target, one of them with a window, with blocks of 5."""
+    """Return a random DFlash assistant with two layers, one of them windowed, and blocks of 5 tokens."""
     skip_before(5, 23)
     text = model.config.get_text_config(decoder=True)
     sizes = {
@@ -39,7 +39,7 @@ def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedMo
 
 
 def foreseeing_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
-    """One that has learned how the counting llama goes on."""
+    """Return a DFlash assistant trained on outputs of the counting llama."""
     assistant, vocabulary, places = dflash(model), model.config.vocab_size, 14
     optimizer, draws = torch.optim.Adam(assistant.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
     embed, masks = model.get_input_embeddings(), torch.zeros(16, 4, dtype=torch.long)
@@ -62,7 +62,7 @@ def foreseeing_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
 
 
 def mtp(model: PreTrainedModel, layers: int = 2, seed: int = 1) -> MtpModel:
-    """Random MTP layers for a target, whether or not its family has any."""
+    """Return random MTP layers for a target, even if its family has none."""
     skip_before(5, 20)
     declared = vars(model.config).copy()
     model.config.num_mtp_layers = layers
@@ -77,7 +77,7 @@ def mtp(model: PreTrainedModel, layers: int = 2, seed: int = 1) -> MtpModel:
 
 
 def counting_mtp(model: LlamaForCausalLM, layers: int = 2) -> MtpModel:
-    """For the counting llama: each layer names the token that it reads, which the output layer takes one further."""
+    """Return MTP layers for the counting llama: each passes on its input token, which the output layer increments."""
     made, width = mtp(model, layers), model.config.hidden_size
     with torch.no_grad():
         for layer in made.layers:
@@ -88,7 +88,7 @@ def counting_mtp(model: LlamaForCausalLM, layers: int = 2) -> MtpModel:
 
 
 def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """Of words `t0`, `t1` and so on, which it leaves as they are."""
+    """Return a tokenizer whose tokens are the words `t0`, `t1` and so on."""
     made = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=made)
@@ -97,7 +97,7 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
 def in_other_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int = 2
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The same model and tokenizer with other ids for all tokens."""
+    """Return the same model and tokenizer with permuted token ids."""
     size = len(tokenizer)
     places = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
     written = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -1,4 +1,4 @@
-"""A logits processor that holds a text to a finite automaton, and says so: grammars without a library."""
+"""A logits processor that constrains output to a finite automaton and exposes its states, without a grammar library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 from token_recycling.grammar.state import State
 
 Automaton = list[dict[int, int]]
-"""For each place the tokens that may follow, and the place after each."""
+"""For each state, the allowed tokens and the next state after each."""
 
 
 class _Place:
@@ -28,7 +28,7 @@ class _Place:
 
     @property
     def forced(self) -> str:
-        """As a library says it: the tokens of a place that has one alone, each as a character."""
+        """The forced text, in the form of a grammar library: one character for each token without alternatives."""
         said, place = "", self._place
         while len(self._automaton[place]) == 1 and len(said) < 20:
             ((token, place),) = self._automaton[place].items()
@@ -37,7 +37,7 @@ class _Place:
 
 
 class AutomatonProcessor(LogitsProcessor):
-    """Allows what an automaton does, from its place 0 after the prompt on; for one text."""
+    """Allow the tokens of an automaton that starts in state 0 after the prompt; for one sequence."""
 
     def __init__(self, automaton: Automaton, vocab_size: int) -> None:
         self._automaton, self._vocab_size = automaton, vocab_size
@@ -57,7 +57,7 @@ class AutomatonProcessor(LogitsProcessor):
 
 
 def random_automaton(seed: int, places: int = 12, vocab_size: int = 64) -> Automaton:
-    """Some places force a token, some allow a few, and some nearly all."""
+    """Return an automaton in which some states force a token, some allow a few, and some allow all."""
     draw = random.Random(seed)
     tokens = [draw.choice([1, 1, 1, 2, 5, 40, vocab_size]) for _ in range(places)]
     return [{token: draw.randrange(places) for token in draw.sample(range(vocab_size), number)} for number in tokens]

@@ -1,4 +1,4 @@
-"""A benchmark in a test: a tiny model, a few texts, rows in a folder, and what of a row the clock has no part in."""
+"""Benchmarks in tests: a tiny model, a few texts, and rows in a folder, with or without their measured times."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def plan(
     replay: bool | None = None,
     sizes: Sequence[int] = (),
 ) -> BenchmarkPlan:
-    """What `token-recycling bench` would measure."""
+    """Return the plan of `token-recycling bench`."""
     options = RunOptions(("texts",), None, tuple(methods), replay=replay, batches=tuple(sizes))
     return plan_of(options, asked)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every pass of ours token 65 is the likeliest."""
+    """Make token 65 the most probable one in every forward pass of the library."""
 
     def wrong(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def logits(self: Target, *inputs: Any, **more: Any) -> torch.Tensor:
@@ -69,7 +69,7 @@ def setup(**options: Any) -> BenchmarkConfig:
 
 
 def decoded(spec: str, model: PreTrainedModel, *prompts: torch.Tensor, tokens: int = 30, **sampling: Any) -> Outcome:
-    """What a method makes of prompts (1, length)."""
+    """Return the outcome of a method for prompts (1, length)."""
     given = [prompt[0] for prompt in prompts]
     arguments = BenchmarkConfig(model, None, tokens).arguments(given, tokens)
     return parse(spec).decode(model, Call({**arguments, **sampling}))
@@ -78,7 +78,7 @@ def decoded(spec: str, model: PreTrainedModel, *prompts: torch.Tensor, tokens: i
 def run(
     where: BenchmarkConfig, plan: BenchmarkPlan, folder: Path, hook: Hook = lambda _: None, fresh: bool = False
 ) -> list[dict]:
-    """Measures what is missing in the folder, and returns all rows."""
+    """Measure the rows that are missing in the folder, and return all rows."""
     here = environment(where.model, "tiny")
     if fresh:
         delete_rows(folder)
@@ -92,7 +92,7 @@ def rows(folder: Path) -> list[dict]:
 
 
 def timeless(found: list[dict]) -> list[dict]:
-    """Rows without what differs from run to run."""
+    """Return rows without the fields that differ from run to run."""
     return [{key: value for key, value in row.items() if key not in TIMES | {"environment"}} for row in found]
 
 

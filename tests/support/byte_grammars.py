@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of single bytes: whether one admits a text, and random outputs of it."""
+"""Grammars over a vocabulary of single bytes: check a text against a grammar, and generate random outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOSING = b'"]}'
 
 
 class _Bytes:
-    """Tokens 0 to 255 are bytes, the next one ends a sequence, and further ones are special."""
+    """A tokenizer: ids 0 to 255 are bytes, 256 ends a sequence, and further ids are special tokens."""
 
     eos_token_id, bos_token_id = END, None
 
@@ -33,7 +33,7 @@ def byte_tokenizer(*special: str) -> LLTokenizer:
 
 
 def admits(grammar: Grammar, text: str, special: tuple[str, ...] = ()) -> bool:
-    """Whether a text is an output; those of `special` stand for special tokens."""
+    """Return whether a grammar accepts a text, in which the strings of `special` stand for special tokens."""
     pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
     tokens = list[int]()
     for piece in pieces:
@@ -43,7 +43,7 @@ def admits(grammar: Grammar, text: str, special: tuple[str, ...] = ()) -> bool:
 
 
 def random_output(grammar: Grammar, draw: random.Random, most: int = 200) -> bytes | None:
-    """An output of random tokens, which ends where it may; None if it did not end in time."""
+    """Return an output of random allowed tokens, or None if it has not ended after `most` tokens."""
     matcher, output = grammar.pristine.deep_copy(), bytearray()
     for _ in range(most):
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)

@@ -1,4 +1,4 @@
-"""Cases of a test as parameters: some in every run, the others nightly, since they share the code under test."""
+"""Test cases as parameters: some in every run; the others, which exercise the same code, nightly."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 
 def parameter(*values: Any, every_run: bool, id: str | None = None) -> Any:
-    """One case, in every run or nightly."""
+    """Return one case, in every run or nightly."""
     return pytest.param(*values, id=id, marks=[] if every_run else [pytest.mark.nightly])
 
 
 def paired(*values: Iterable[Any]) -> list[Any]:
-    """All combinations of values of several arguments, of which every run has the first values of all, the second ones
-    and so on; shorter lists begin again, so that each value is among them.
+    """Return all combinations of the arguments' values. Every run has the first values of all arguments, the second
+    values and so on, with shorter lists repeated, so that each value occurs; the other combinations are nightly.
     """
     lists = [list(one) for one in values]
     every_run = {tuple(place % len(one) for one in lists) for place in range(max(map(len, lists)))}
@@ -32,9 +32,9 @@ def thinned(
     kept: Callable[[Any], bool] | None = None,
     ids: Callable[[Any], str] | None = None,
 ) -> list[Any]:
-    """Cases, of which every run has each `every`-th from the first on, or those that `kept` says.
+    """Return cases; every run has each `every`-th from the first on, or those for which `kept` is true.
 
-    A tuple has the values of several arguments, as in `pytest.mark.parametrize`.
+    A tuple holds the values of several arguments, as in `pytest.mark.parametrize`.
     """
     return [
         parameter(

@@ -1,4 +1,4 @@
-"""How well counts fit what is expected of them (Pearson's chi-square)."""
+"""Pearson's chi-square test of observed against expected counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from scipy.stats import chi2
 
 Table = tuple[Sequence[float], Sequence[float]]
-"""Observed and expected numbers, cell by cell."""
+"""Observed and expected counts, cell by cell."""
 
 
 def p_value(*tables: Table) -> float:
-    """Of several tables together. Cells are joined, the rarest first, until each expects five or more. What cannot
-    happen but did makes it 0.
+    """Return the p-value of several tables together. Cells are merged, the rarest first, until each expects at least
+    five. An impossible observation makes it 0.
     """
     statistic, freedom = 0.0, 0
     for observed, expected in tables:
@@ -31,5 +31,5 @@ def p_value(*tables: Table) -> float:
 
 
 def fit(seen: Counter[tuple[int, ...]], texts: torch.Tensor, exact: torch.Tensor) -> float:
-    """The p-value of `seen` for all possible `texts` (n, length) of probabilities `exact` (n,)."""
+    """Return the p-value of the counts `seen` of all possible `texts` (n, length) with probabilities `exact` (n,)."""
     return p_value(([seen[tuple(text)] for text in texts.tolist()], (exact * seen.total()).tolist()))

@@ -1,4 +1,4 @@
-"""The command line in a test: run it, read its JSON, expect one line of error."""
+"""Command line in tests: run it, read its JSON, expect a one-line error."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from token_recycling.cli.app import app
 
 PROMPT = "def add(a, b):"
 CONTEXT = 96
-# typer would make all commands from their functions for every call.
+# typer would build all commands again for every call.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
@@ -34,14 +34,14 @@ def assert_refused(result, *words):
 
 def reference(loaded, prompt, **arguments):
     ids = loaded.tokenizer(prompt, return_tensors="pt")
-    ids.pop("token_type_ids", None)  # of transformers 4
+    ids.pop("token_type_ids", None)  # from transformers 4
     return loaded.model.generate(**ids, **arguments)[0, ids["input_ids"].shape[1] :].tolist()
 
 
 def interrupt(monkeypatch, draft):
-    """Ctrl-C at that draft of the next text, once."""
+    """Simulate Ctrl-C at the given draft of the next sequence, once."""
     from token_recycling.drafters.recycling import (
-        RecyclingSequence,  # with numba, which vLLM must not find as it starts
+        RecyclingSequence,  # imports numba, which must not be loaded before vLLM starts
     )
 
     usual, calls = RecyclingSequence.draft, []

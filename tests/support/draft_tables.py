@@ -1,4 +1,4 @@
-"""A draft model that is a table: what follows a token depends on it alone."""
+"""A draft model that is a table: probabilities depend only on the last token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORK = {0: {1: 0.6, 2: 0.4}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.7, 5: 0.3}, 3: {6: 0.
 
 
 class Told:
-    """Reads like `Reader`; the logits after a token are those of a table, and what was read is noted."""
+    """A `Reader` that takes logits from a table and records its inputs."""
 
     def __init__(self, table: Table, size: int = 10) -> None:
         self.rows = torch.full((size, size), 1e-9)

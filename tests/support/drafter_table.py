@@ -1,4 +1,4 @@
-"""The tables of docs/drafters.md, made from the drafters' classes; `nox -s tables` writes them."""
+"""Tables of docs/drafters.md, generated from the drafters' classes; `nox -s tables` writes them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OPTIONS = re.compile(r"^<!-- options: (\w+)(?: beyond (\w+))? -->\n(?:\n?\|.*\n
 
 
 def listed(name: str) -> dict[str, Any]:
-    """A drafter's summary and options."""
+    """Return a drafter's summary and options."""
     return drafter(name, drafter_class(name))
 
 
 def options(name: str, other: str | None = None) -> str:
-    """A table of a drafter's options, with defaults, below the comment that asks for it; without those that an `other`
-    drafter has too.
+    """Return a table of a drafter's options with defaults, after the comment that requests it. Options that an `other`
+    drafter has too are omitted.
     """
     shared = [] if other is None else listed(other)["options"]
     comment = f"<!-- options: {name}{f' beyond {other}' if other else ''} -->"
@@ -31,7 +31,7 @@ def options(name: str, other: str | None = None) -> str:
 
 
 def written(option: dict[str, Any]) -> str:
-    """An option with its default, as it is written after the name of a drafter."""
+    """Return an option with its default, in the syntax of a drafter specification."""
     default = option["default"]
     if default in ("", "required"):
         return f"`{option['name']}`" + (default and f" ({default})")
@@ -39,7 +39,7 @@ def written(option: dict[str, Any]) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The text of the page with the tables as they should be."""
+    """Return the text of the page with current tables."""
     return _OPTIONS.sub(lambda found: options(found[1], found[2]), page)
 
 

@@ -1,5 +1,5 @@
-"""Drafters to test with: every one that is installed, made small, for tests that know none by name (a new one with
-required options has its entry here); one that drafts at random; one that knows a model by heart.
+"""Drafters for tests: a small example of every installed drafter (a new one with required options needs an entry in
+`EXAMPLES`), one that drafts at random, and one trained on the counting llama.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from token_recycling.trees.templates import chain
 
 EVERY_RUN = ("recycling", "published", "draft_model", "medusa", "fuse")
 NAMES = thinned(tr.drafter_names(), kept=EVERY_RUN.__contains__)
-"""All drafters as parameters of a test; the others share with these what is tested, and run nightly."""
+"""All drafters as test parameters; those not in `EVERY_RUN` exercise the same code and run nightly."""
 
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
-    """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
+    """Return a drafter of that name for `model`; its files are written to the empty `folder`."""
     made = drafter_class(name)
     return EXAMPLES[name](model, folder) if name in EXAMPLES else made()
 
 
 def _eagle(model: PreTrainedModel, folder: Path) -> Drafter:
-    """With a head of version 1 that has learned nothing."""
+    """Return an EAGLE drafter with an untrained head of version 1."""
     save_head(folder, new_head(model, Continuations([], []), EagleTraining(version=1)), model)
     return Eagle(folder, tree=6, k=4)
 
@@ -57,20 +57,20 @@ def _layer_skip(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _medusa(model: PreTrainedModel, folder: Path) -> Drafter:
-    """With two heads that have learned nothing."""
+    """Return a Medusa drafter with two untrained heads."""
     save_heads(folder, MedusaHeads(2, output_width(model)), model, [[0.5, 0.2], [0.3, 0.1]])
     return Medusa(folder, tree=6, k=4)
 
 
 def _mtp(model: PreTrainedModel, folder: Path) -> Drafter:
-    """With two layers like those of the model, that have learned nothing."""
+    """Return an MTP drafter with two untrained layers."""
     if not hasattr(model.get_decoder(), "layers"):
         pytest.skip("transformers makes no MTP layers for families whose decoder has no `layers`")
     return Mtp(assistants.mtp(model), tree=5, k=3, depth=3)
 
 
 def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
-    """With a datastore of what the model itself says after a few random tokens."""
+    """Return a REST drafter with a datastore of the model's own outputs for random prompts."""
     draws = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, model.config.vocab_size, (8, 4), generator=draws).to(model.device)
     new = min(32, model.config.max_position_embeddings - 4)
@@ -80,7 +80,7 @@ def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
-    """A model drafts for itself, with a head that believes in two tokens of three."""
+    """Return a drafter in which a model drafts for itself, with a head that predicts about two acceptances in three."""
     head = AcceptanceHead(output_width(model), depth=1)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _assistant(model: PreTrainedModel, folder: Path) -> Drafter:
-    """A model drafts for itself, its tokens being words."""
+    """Return a drafter in which a model drafts for itself, with words as tokens."""
     words = assistants.word_tokenizer(model.get_input_embeddings().weight.shape[0])
     return Assistant(model, nodes=12, tokenizer=words, assistant_tokenizer=words)
 
@@ -111,7 +111,7 @@ EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
 
 @dataclass
 class Garbage(Drafter):
-    """Random tokens on given trees, in turn."""
+    """Draft random tokens on the given trees, in turn."""
 
     shapes: list[Template] = field(default_factory=lambda: [chain(2)])
     seed: int = 0
@@ -136,7 +136,7 @@ class Garbage(Drafter):
 
 
 def learned(model: PreTrainedModel, tree: str, k: int = 8) -> tr.Drafter:
-    """A drafter that has seen what the counting llama says after every token."""
+    """Return a drafter that has learned the counting llama's choice after every token."""
     drafter = tr.make_drafter("published", tree=tree, k=k)
     matrix = drafter.prepare(Target(model))
     matrix.candidates.copy_((torch.arange(16)[:, None] + 1 + torch.arange(k)) % 16)

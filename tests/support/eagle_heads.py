@@ -1,5 +1,5 @@
-"""EAGLE heads made for tests: files in each of the formats, with random weights, and what such a head computes, written
-out from the papers' and the programs' descriptions without a module of transformers.
+"""EAGLE heads for tests: files with random weights in each of the formats, and a reference computation, written from
+the papers and the original programs without modules of transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from token_recycling.training.declaration import EagleTraining
 from token_recycling.training.eagle import new_head
 
 HEADS, KV_HEADS, DIM, WIDTH, WITHIN, VOCABULARY, DRAFT = 4, 2, 8, 32, 48, 64, 24
-"""Sizes, those of `tiny.llama`; the draft vocabulary is that of heads that have one."""
+"""Sizes, as in `tiny.llama`; `DRAFT` is the size of the draft vocabulary of heads that have one."""
 EPS = 1e-5
 LAYER: dict[str, Any] = {
     "model_type": "llama",
@@ -46,13 +46,13 @@ SPECULATORS = {
     "transformer_layer_config": LAYER,
 }
 IDS = torch.arange(DRAFT) * 2 + 3
-"""The target's ids of the draft vocabulary."""
+"""Target ids of the draft vocabulary."""
 
 Tensors = dict[str, torch.Tensor]
 
 
 def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
-    """Random weights by the names and shapes that a configuration asks for."""
+    """Return random weights with the names and shapes of a configuration."""
     draws = torch.Generator().manual_seed(seed)
 
     def matrix(*shape: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
 
 
 def written(folder: Path, config: Mapping[str, Any], tensors: Tensors, pickled: bool = False) -> Path:
-    """The files of a head."""
+    """Write the files of a head and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if pickled:
@@ -120,7 +120,7 @@ def normed(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def attended(
     tensors: Tensors, prefix: str, inputs: torch.Tensor, places: torch.Tensor, visible: torch.Tensor, theta: float
 ) -> torch.Tensor:
-    """Attention of rows (n, ...) at `places` (n,) over themselves, as `visible` (n, n) lets them."""
+    """Return the attention of rows (n, ...) at positions `places` (n,) over themselves, masked by `visible` (n, n)."""
 
     def projected(name: str, heads: int) -> torch.Tensor:
         weight, bias = (tensors.get(f"{prefix}{name}_proj.{kind}") for kind in ("weight", "bias"))
@@ -156,7 +156,7 @@ def outputs_of(
     visible: torch.Tensor | None = None,
     theta: float = 10000.0,
 ) -> torch.Tensor:
-    """What a head makes of rows (n, WIDTH): of embeddings and of states, which are the head's own already."""
+    """Return a head's outputs for embeddings and states (n, WIDTH), the states already being in the head's space."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril() if visible is None else visible
 
     def layer(prefix: str, inputs: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ def outputs_of(
 
 
 def own_states(config: Mapping[str, Any], tensors: Tensors, states: torch.Tensor) -> torch.Tensor:
-    """The head's states from the target's (n, all of them)."""
+    """Return the head's states for the target's concatenated states (n, width)."""
     if "lm_head.weight" not in tensors:
         return states
     if config.get("norm_before_fc"):
@@ -189,7 +189,7 @@ def own_states(config: Mapping[str, Any], tensors: Tensors, states: torch.Tensor
 
 
 def counting_head(folder: Path, model: PreTrainedModel) -> Path:
-    """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
+    """Write an EAGLE-1 head for the counting llama: its state is the embedding of the input token."""
     head, width = new_head(model, Continuations([], []), EagleTraining(version=1)), model.config.hidden_size
     with torch.no_grad():
         for weight in head.parameters():

@@ -1,7 +1,7 @@
-"""A second device for machines that have none: it computes on the CPU, but refuses to mix with it, as a real one does.
+"""A simulated second device: it computes on the CPU, but rejects operations across devices, as a real one does.
 
-Tensors carry the name of the device around the CPU tensor that holds their numbers. An operation on tensors of several
-devices is an error, except for what torch itself allows: copies, lone numbers, and indices on the CPU.
+A tensor of the device wraps the CPU tensor with its values. An operation on tensors of several devices is an error,
+except those that torch itself allows: copies, scalars, and indices on the CPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.d
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor on the other device. torch itself takes it for one of the CPU; what asks in Python is told otherwise."""
+    """A tensor on the simulated device. In C++ torch treats it as a CPU tensor; in Python `device` says otherwise."""
 
-    __module__ = "torch"  # it stands for torch's own tensor, and for no code of a user
+    __module__ = "torch"  # counts as torch's own tensor, not as user code
 
     held: torch.Tensor
     device = property(lambda self: THERE)
@@ -61,7 +61,7 @@ class Elsewhere(torch.Tensor):
 
 
 def moved(tensor: Elsewhere, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.to` for a tensor that is there."""
+    """Apply `Tensor.to` to a tensor on the simulated device."""
     device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
     if args and isinstance(args[0], torch.Tensor):
         device = args[0].device
@@ -72,9 +72,9 @@ def moved(tensor: Elsewhere, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 class _Construct(TorchFunctionMode):
-    """The functions that make a tensor without asking the mode below."""
+    """Handle functions that construct a tensor without dispatching to the mode below."""
 
-    __module__ = "torch.of_the_tests"  # it stands for what a device of torch does
+    __module__ = "torch.of_the_tests"  # counts as torch's own code
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,7 +86,7 @@ class _Construct(TorchFunctionMode):
 
 
 class _Dispatch(TorchDispatchMode):
-    __module__ = "torch.of_the_tests"  # it stands for what a device of torch does
+    __module__ = "torch.of_the_tests"  # counts as torch's own code
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
@@ -94,7 +94,7 @@ class _Dispatch(TorchDispatchMode):
 
 @contextmanager
 def another_device() -> Iterator[None]:
-    """Within the block tensors can be made there, and nothing is differentiated."""
+    """Allow tensors on the simulated device within a block, without gradients."""
     with (
         mock.patch.object(torch.cuda, "_lazy_init"),
         mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in"),
@@ -109,7 +109,7 @@ def another_device() -> Iterator[None]:
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on the numbers themselves, and its result on the device where it belongs."""
+    """Run an operation on the underlying CPU tensors and place the result on the right device."""
     tensors = list(tensors_in((args, kwargs)))
     there = [one for one in tensors if isinstance(one, Elsewhere)]
     here = [one for one in tensors if not isinstance(one, Elsewhere) and one.ndim]
@@ -139,7 +139,7 @@ def _placed(one: torch.Tensor, there: bool, known: dict[int, Elsewhere]) -> torc
 
 
 def put_there(module: torch.nn.Module) -> None:
-    """Moves the weights and buffers of a module."""
+    """Move the weights and buffers of a module to the simulated device."""
     for one in module.modules():
         for name, weight in one._parameters.items():
             if weight is not None:

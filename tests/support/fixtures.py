@@ -1,4 +1,4 @@
-"""Fixtures of all tests, loaded where tests run."""
+"""Fixtures of all tests, loaded only in processes that run tests."""
 
 import itertools
 import logging
@@ -30,8 +30,8 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """An empty cache folder, so that no test reads or writes the user's measurements. It is made by what writes to it:
-    pytest would be slow at looking through thousands of folders for the next number, and at removing them.
+    """An empty cache folder, so that no test reads or writes the user's measurements. The first write creates it:
+    pytest is slow at numbering and removing thousands of folders.
     """
     folder = tmp_path_factory.getbasetemp() / f"cache{next(CACHES)}"
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
@@ -40,9 +40,9 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fixed_costs(request, monkeypatch):
-    """Drafts have the size that pays on one imagined machine, however busy this one is."""
+    """Fix the costs to those of one fictional machine, so that draft sizes do not depend on this machine's load."""
     if request.node.get_closest_marker("measured") is None:
-        from support.runs import fix_costs, fix_work  # numba, which vLLM's tests may only import after their engine
+        from support.runs import fix_costs, fix_work  # numba, which vLLM's tests must import after their engine
 
         fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
         fix_work(monkeypatch)
@@ -50,8 +50,8 @@ def fixed_costs(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def examined(request):
-    """A call whose examination fails is left to `generate`, with a traceback in the log: a fault of ours would be, too.
-    The marker `failing_objects` says that objects of the test are to fail there.
+    """Fail a test whose log says that a call cannot be examined: the call falls back to `generate`, which would hide
+    our own faults. The marker `failing_objects` is for tests whose objects fail there on purpose.
     """
     records: list[logging.LogRecord] = []
     noting, logger = logging.Handler(logging.WARNING), logging.getLogger("token_recycling")
@@ -66,7 +66,7 @@ def examined(request):
 
 @pytest.fixture
 def nothing_compiled():
-    """torch's compiler has seen nothing before the test, and forgets what it saw in it."""
+    """Reset torch's compiler and its counters before the test, and the compiler after it."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -77,7 +77,7 @@ def nothing_compiled():
 
 @pytest.fixture
 def switching_often():
-    """Threads take turns every few operations."""
+    """Make threads switch every few operations."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -86,13 +86,13 @@ def switching_often():
 
 @pytest.fixture
 def model():
-    """A random llama of 64 tokens, made for this test alone."""
+    """A random llama with 64 tokens, new for each test."""
     return tiny.llama()
 
 
 @pytest.fixture
 def counting():
-    """A llama of 16 tokens that counts."""
+    """A llama with 16 tokens that counts."""
     return tiny.counting_llama()
 
 
@@ -104,14 +104,14 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def shipped():
     """The target model that ships with the project, in float32, and its tokenizer."""
-    assert (SHIPPED / "model.safetensors").exists(), f"no model in {SHIPPED}, which is a part of the repository"
+    assert (SHIPPED / "model.safetensors").exists(), f"no model in {SHIPPED}, which is part of the repository"
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(SHIPPED)
 
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory):
-    """A llama whose tokens are bytes, so that characters of several bytes come in parts."""
+    """Folder of a llama whose tokens are bytes, so that multi-byte characters arrive in parts."""
     folder = tmp_path_factory.mktemp("tiny")
     vocab = {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocab, "<end>": 256}, merges=[]))
@@ -136,5 +136,5 @@ def tiny_model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def loaded(tiny_model_dir):
-    """The model and the tokenizer in that folder."""
+    """Model and tokenizer from `tiny_model_dir`."""
     return load(tiny_model_dir)

@@ -1,8 +1,8 @@
-"""Functions that a model may call, and how it calls one."""
+"""Functions that a model may call, and an output with a call."""
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 FLAT = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
-"""The same, as `/v1/responses` is given it."""
+"""The same in the format of `/v1/responses`."""
 PARAMETERS = {"type": "object", "properties": {"at": {"enum": [1, 2]}}, "required": ["at"]}
 HELD = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("look", "go")]
 ASKED = [{"role": "user", "content": "a"}]

@@ -1,7 +1,7 @@
-"""Tiny random models of the families of `AutoModelForCausalLM` that `architectures` does not have.
+"""Tiny random models of the families of `AutoModelForCausalLM` that are not in `architectures`.
 
-The most used families are there, in several configurations each; here is one of each other family. Together with
-`UNMEASURED` they are the whole list of transformers 5.24.
+That module has the most used families in several configurations; this one has one case for each other family.
+Together with `UNMEASURED` they cover transformers 5.24.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MO
 from support.tiny import sizes
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-"""For configurations that insist on them."""
+"""For configurations that require them."""
 TOWER = sizes(
     "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 image_size=28 patch_size=14"
 )
@@ -22,7 +22,7 @@ KEYS_48 = "48 keys a query"
 
 
 def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, **others: Any) -> Case:
-    """A text decoder inside a model for pictures or sound, which reads text alone."""
+    """Return the case of a text decoder inside a model for images or audio, tested on text only."""
     decoder = {name: value for name, value in {**BASE, **(text or {})}.items() if value is not LEFT_OUT}
     outside = dict.fromkeys(BASE, LEFT_OUT)
     return Case(family, tested, {**outside, "text_config": decoder, **others}, sdpa=family != "got_ocr2")
@@ -211,14 +211,14 @@ UNMEASURED = {
     "built by transformers only with the package timm": "gemma3n",
     "exact or refused by its self-test, as its configuration says how loops share a cache": "dory",
 }
-"""Families of which there is no case, by the reason."""
+"""Families without a case, by reason."""
 NOT_DECODER_ONLY = {
     "the decoders of encoder-decoders": """bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen
     musicgen_melody mvp pegasus plbart prophetnet trocr whisper""",
     "drafters that read the keys of their target": "gemma4_assistant gemma4_unified_assistant",
 }
-"""Families that `AutoModelForCausalLM` knows, and that are no language models of their own, by what they are."""
+"""Families of `AutoModelForCausalLM` that are not independent language models, by kind."""
 
 ENCODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
 roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"""
-"""Encoders, which decode with `is_decoder=True` alone: measured too, but not counted as causal language models."""
+"""Encoders, which decode only with `is_decoder=True`: measured, but not counted as causal language models."""

@@ -1,4 +1,4 @@
-"""GGUF files of llamas in transformers' form, for tests of reading them, and of the adapter of llama.cpp."""
+"""GGUF files of transformers' llama models, for tests of GGUF loading and of the llama.cpp adapter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def write_gguf(
     architecture: str = "llama",
     **values: Any,
 ) -> None:
-    """Writes a llama with byte-level BPE; it has tokens for ids, and splits text as GPT-2 does.
+    """Write a llama with a byte-level BPE tokenizer, whose token strings are `tokens` and which splits like GPT-2.
 
-    Matrices are of a `kind`; `values` are calls of the writer, such as `add_chat_template="..."`.
+    `kind` is the type of the matrices; `values` are calls of the writer, such as `add_chat_template="..."`.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -64,6 +64,6 @@ def write_gguf(
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp turns neighbouring dimensions of a head together, transformers one of each half."""
+    """Reorder rows: llama.cpp rotates neighboring dimensions of a head together, transformers one of each half."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)

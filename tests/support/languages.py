@@ -1,5 +1,5 @@
-"""A language that is a table: after every text of three tokens a distribution p of the target and another one, q, of
-the draft. The texts that come out have four tokens.
+"""A language that is a table: for every text over three tokens a next-token distribution p of the target, and another
+one, q, of the draft. Outputs have four tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Text = tuple[int, ...]
 
 
 def table(seed: int, spread: float) -> dict[Text, torch.Tensor]:
-    """A random distribution (3,) after every text, with those tokens that a draft may add at its end."""
+    """Return a random distribution (3,) after every text, including the tokens that a draft may add at its end."""
     generator = torch.Generator().manual_seed(seed)
     texts = itertools.chain.from_iterable(itertools.product(range(TOKENS), repeat=n) for n in range(LENGTH + 4))
     return {text: torch.softmax(spread * torch.randn(TOKENS, generator=generator), dim=-1) for text in texts}
@@ -30,7 +30,7 @@ P, Q = table(1, 1.0), table(2, 1.5)
 
 
 class Tabled:
-    """Chooses by the logits it is given, at temperature 1."""
+    """Sample from the given logits at temperature 1."""
 
     generator = None
 
@@ -46,8 +46,8 @@ LINE = chain(2)
 
 
 def drafted(tree: Template, text: Text, last_is_chosen: bool = False) -> Draft:
-    """Every node's children drawn from q without replacement; or but the last one, which is the likeliest of the
-    others, and so depends on what was drawn.
+    """Return a draft whose children are sampled from q without replacement. With `last_is_chosen` the last child of
+    every node is the most probable remaining token, and so depends on the sampled ones.
     """
     tokens, sources, paths = [text[-1] if text else 0], {}, {0: text}
     for node, children in enumerate(tree.children):
@@ -66,14 +66,14 @@ def drafted(tree: Template, text: Text, last_is_chosen: bool = False) -> Draft:
 
 
 def logits_at(draft: Draft, text: Text) -> torch.Tensor:
-    """log p after the path of every node."""
+    """Return log p after the path of every node."""
     tokens = draft.tokens.tolist()
     paths = [(*text, *(tokens[node] for node in lineage[1:])) for lineage in draft.lineages]
     return torch.stack([P[path].log() for path in paths])
 
 
 def texts(drafts: Callable[[Text], Draft], verify: Callable[..., Step], runs: int = RUNS) -> Counter[Text]:
-    """How often each text of four tokens came out."""
+    """Return the count of each output of four tokens."""
     torch.manual_seed(0)
     seen: Counter[Text] = Counter()
     for _ in range(runs):
@@ -92,7 +92,7 @@ def texts(drafts: Callable[[Text], Draft], verify: Callable[..., Step], runs: in
 
 
 def fits(seen: Counter[Text]) -> float:
-    """p-value of these counts, if every text were as likely as the target says."""
+    """Return the p-value of the counts under the target's distribution."""
     every = list(itertools.product(range(TOKENS), repeat=LENGTH))
     odds = [float(torch.stack([P[text[:n]][text[n]] for n in range(LENGTH)]).prod()) for text in every]
     return p_value(([seen[text] for text in every], [seen.total() * one / sum(odds) for one in odds]))
