@@ -56,3 +56,12 @@ def test_compiled_wrapper_uses_its_accelerated_model(model):
     tr.accelerate(wrapper._orig_mod)
     assert torch.equal(wrapper.generate(tiny.prompt(0, 6), max_new_tokens=12), wanted)
     assert model.acceleration.stats.steps
+
+
+def test_a_compiled_function_may_call_generate(model):
+    ids = tiny.prompt(0, 6)
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
+    tr.accelerate(model)
+    compiled = torch.compile(lambda ids: model.generate(ids, max_new_tokens=12, do_sample=False), backend="eager")
+    assert torch.equal(compiled(ids), wanted)
+    assert model.acceleration.stats.steps

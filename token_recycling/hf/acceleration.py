@@ -155,6 +155,7 @@ class _Accelerated(PreTrainedModel):
         cls = type(self)
         return _unfilled, (cls.__bases__[1] if cls in _contents_as_made else cls.plain_class(),), *state
 
+    @torch.compiler.disable  # a compiled function may call `generate`; drafts change shape with every pass
     def _sample(
         self,
         input_ids: torch.LongTensor,
