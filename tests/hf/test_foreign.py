@@ -224,6 +224,13 @@ def by_proxy():
     return model
 
 
+def by_a_function_of_its_module():
+    model = llama()
+    model.model.layers[0].rotate = lambda output: last(None, None, output)
+    model.model.layers[0].register_forward_hook(lambda m, i, o: m.rotate(o))
+    return model
+
+
 def last_input(module, inputs):
     return (torch.cat([inputs[0][:, :-1], inputs[0][:, -1:] + VECTOR], 1),)
 
@@ -266,6 +273,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "within a context of Python": (hooked(lambda: unchanged()(last)), "last"),
     "alternating by an iterator": (hooked(counted), "counted"),
     "the first pass": (hooked(lambda: Counter().first), "first"),
+    "by a function of its module": (by_a_function_of_its_module, "between a tree and single tokens"),
     "by a weak proxy": (by_proxy, "a CallableProxyType, which may change"),
     **{f"mask of {value:.0e}": (masking(value), None) for value in MASKS},
     **{f"mask of {value:.0e}, last row": (masking(value, last), "between a tree and single tokens") for value in MASKS},
@@ -326,6 +334,26 @@ def test_a_hook_that_is_said_to_be_of_transformers():
 
     named.__module__ = "transformers.utils.output_capturing"
     compare(hooked(lambda: named), "named")
+
+
+@pytest.mark.parametrize("name", ["chat", "reward", "generate"])
+def test_functions_that_no_pass_calls(name):
+    """Set on a model by scripts and libraries; they may keep state."""
+    both = SideBySide(llama)
+    asked = both.change(lambda model: _counting(model, name))
+    both.assert_same(greedy, times=2)
+    assert asked == [[2], [2]] if name == "generate" else [[0], [0]]
+
+
+def _counting(model: Any, name: str) -> list[int]:
+    generate, asked = model.generate, [0]
+
+    def counting(*inputs: Any, **arguments: Any) -> Any:
+        asked[0] += 1
+        return generate(*inputs, **arguments)
+
+    setattr(model, name, counting)
+    return asked
 
 
 def test_global_hooks():

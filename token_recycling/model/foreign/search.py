@@ -5,6 +5,7 @@ around it with its earlier state (`facts.Fingerprint`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
@@ -32,6 +33,7 @@ from ..parts import (
     foreign_hooks,
     is_graph,
     own_class,
+    parts_of,
     replaced_in,
     replaced_in_libraries,
 )
@@ -137,6 +139,8 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in _foreign_attributes(module):
+            if not _may_be_called(model, module, name):
+                continue
             set_as = f"the function {name_of(function)}, set as {name} of {where}"
             pieces.append(Foreign(set_as, function, module))
     for name in sorted({cls.__module__ for cls in classes if cls.__module__.startswith(FAMILIES)}):
@@ -261,6 +265,32 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             foreign = is_code(item) and (is_foreign(item) or (item is value and _is_put_in_place(module, name, item)))
             if foreign and item not in hooks:
                 yield name, item
+
+
+def _may_be_called(model: nn.Module, module: nn.Module, name: str) -> bool:
+    """Return whether a forward pass or `generate` may call a function set on a module of a model: whether it shadows
+    something, or the code of any class of the model names it. Foreign code is searched for what it names itself.
+    """
+    if name in NEVER_IN_A_PASS:
+        return False
+    if name.startswith("_") or hasattr(type(module), name) or name in dict(module.named_children()):
+        return True
+    homes = {base.__module__ for part in parts_of(model) for base in own_class(part).__mro__} - {"builtins"}
+    homes |= {getattr(library, "__module__", None) or library.__name__ for library in LIBRARIES}
+    return any((names := _names_in(home)) is None or name in names for home in homes)
+
+
+@functools.cache
+def _names_in(module: str) -> frozenset[str] | None:
+    """Return all names and strings in the code of a Python module; None if its code cannot be read."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    try:
+        code: CodeType = spec.loader.get_code(module)  # type: ignore[union-attr]
+        constants = [constant for each in codes_within(code) for constant in (*each.co_names, *each.co_consts)]
+    except Exception:  # loaders of users can fail in any way
+        return None
+    inner = [item for constant in constants if isinstance(constant, tuple) for item in constant]
+    return frozenset(item for item in (*constants, *inner) if isinstance(item, str))
 
 
 def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
