@@ -1,4 +1,4 @@
-"""Chains of many sequences that share forward passes: their tokens, and how many of each are verified."""
+"""Chains for batched sequences: their tokens, and how many of them each sequence verifies."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
 
 
 class Drafting:
-    """Recyclers of chains with one matrix, as an engine has them."""
+    """Chain recyclers that share one matrix, as in an engine."""
 
     def __init__(self):
         self.matrix = Options(k=4, memory=0.01, history=64).new_matrix(100)
 
     def recycler(self):
         recycler = Recycler(self.matrix, np.zeros(1, np.int64), NODES, chains=True, corrected=True)
-        recycler.recorded = 1000  # nothing is added to the past
+        recycler.recorded = 1000  # nothing is added to the history
         return recycler
 
     def __call__(self, texts, recyclers, max_depth=NODES, costs=NO_COSTS):
@@ -31,7 +31,7 @@ class Drafting:
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
 
-def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
+def test_chains_equal_those_of_single_sequences_when_every_token_pays():
     drafting, wanted = Drafting(), []
     for text in TEXTS:
         alone = Drafting()
@@ -41,7 +41,7 @@ def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
 
 
 def gains_of(texts):
-    """The gains of every token that may be drafted, best first."""
+    """Return the gains of all candidate tokens, best first."""
     drafting = Drafting()
     recyclers = [drafting.recycler() for _ in texts]
     drafting(texts, recyclers)
@@ -55,9 +55,11 @@ GAINS = gains_of(TEXTS)
     rises=st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.9, 3.0]), max_size=45),
     least_gain=st.sampled_from([0.0, 0.05, 0.5, 0.99]),
 )
-@example(rises=[0.0, 0.0, 2.0, *[0.0] * 42], least_gain=0.0)  # a kernel works on 16 rows
-def test_a_pass_brings_the_most_tokens_per_time(rises, least_gain):
-    """Against all sizes of which costs are given, whatever their shape, and whatever paid in the batch before."""
+@example(rises=[0.0, 0.0, 2.0, *[0.0] * 42], least_gain=0.0)  # a kernel processes 16 rows
+def test_batch_size_maximizes_tokens_per_second(rises, least_gain):
+    """Compared with every size on the cost curve, for curves of any shape and any minimum gain left by the previous
+    batch.
+    """
     costs, drafting = np.cumsum([1.0, *rises]), Drafting()
     drafting.matrix.least_gain = least_gain
     drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs)
@@ -67,7 +69,7 @@ def test_a_pass_brings_the_most_tokens_per_time(rises, least_gain):
     assert rates[size] == pytest.approx(rates.max(), rel=1e-6)
 
 
-def test_a_sequence_of_one_token_has_no_draft_and_others_stay():
+def test_one_token_sequence_has_no_draft_and_leaves_others_unchanged():
     drafting = Drafting()
     recyclers = [drafting.recycler() for _ in TEXTS]
     drafting(TEXTS, recyclers)

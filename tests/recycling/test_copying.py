@@ -1,4 +1,4 @@
-"""Copies that go on behind an edit: what is drafted after every token of an answer that repeats a file."""
+"""Copying that continues after an edit: drafts at every token of an output that repeats a file."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ASKED = [1, 2, 3]
 
 
 class Answering:
-    """A text that is answered token by token, and what is drafted for it."""
+    """A sequence decoded token by token, with its drafts."""
 
     def __init__(self, prompt, prediction=None, nodes=12):
         options = Options(k=4, memory=0.01, history=64)
@@ -23,7 +23,7 @@ class Answering:
             self.recycler.predict(np.array(prediction))
 
     def draft(self, room=99):
-        """The tokens of the likeliest path."""
+        """Return the tokens of the most probable path."""
         tree = self.recycler.draft(np.array(self.tokens), room)
         path, node = [], 0
         while True:
@@ -34,7 +34,7 @@ class Answering:
             path.append(int(tree["token"][node]))
 
     def drafted(self):
-        """The first tokens that may follow."""
+        """Return the candidates for the next token."""
         tree = self.recycler.draft(np.array(self.tokens), 99)
         return {int(tree["token"][node]) for node in range(1, len(tree)) if tree["parent"][node] == 0}
 
@@ -45,7 +45,7 @@ class Answering:
             self.recycler.observe([token], ends and token == tokens[-1])
 
 
-def test_a_prediction_is_drafted_from_its_first_token():
+def test_prediction_is_drafted_from_its_first_token():
     answering = Answering(ASKED, FILE)
     assert answering.draft() == FILE[:12]
     answering.say(*FILE[:5])
@@ -60,10 +60,10 @@ def test_a_prediction_is_drafted_from_its_first_token():
         ([*FILE[:10], 900, 901, 902, FILE[10]], 11),  # an insertion
         ([*FILE[:10], *FILE[30:32]], 32),  # a deletion
     ],
-    ids=["replaced", "inserted", "left out"],
+    ids=["replaced", "inserted", "deleted"],
 )
 @pytest.mark.parametrize("in_prompt", [False, True])
-def test_after_an_edit_the_copy_goes_on(said, following, in_prompt):
+def test_copying_continues_after_an_edit(said, following, in_prompt):
     answering = Answering([*ASKED, *FILE, 4]) if in_prompt else Answering(ASKED, FILE)
     answering.say(*said[:-1])
     assert said[-1] in answering.drafted()
@@ -71,8 +71,8 @@ def test_after_an_edit_the_copy_goes_on(said, following, in_prompt):
     assert answering.draft()[:10] == FILE[following : following + 10]
 
 
-def test_the_next_place_is_taken_where_several_have_the_same_tokens():
-    """Four functions that begin alike: the copy goes on in the one that it was in."""
+def test_copying_resumes_at_the_nearest_of_several_matches():
+    """Four functions begin alike: copying resumes in the current one."""
     parts = [[200, 201, 202, *range(300 + 20 * part, 310 + 20 * part), 203] for part in range(4)]
     file = [token for part in parts for token in part]
     for part in range(3):
@@ -83,8 +83,8 @@ def test_the_next_place_is_taken_where_several_have_the_same_tokens():
         assert answering.draft()[:9] == parts[part][4:13]
 
 
-def test_a_name_that_was_replaced_is_replaced_again():
-    """Of the old name's two tokens one is replaced, by two; elsewhere they stand apart."""
+def test_a_repeated_replacement_is_drafted():
+    """Two tokens replace the first token of a two-token name. Its other occurrences are elsewhere in the file."""
     file = [*FILE[:8], 50, 51, *FILE[8:16], 50, 51, *FILE[16:30], 50, 51, *FILE[30:]]
     edited = [*FILE[:8], 60, 61, 51, *FILE[8:16], 60, 61, 51, *FILE[16:30], 60, 61, 51, *FILE[30:]]
     answering = Answering(ASKED, file)
@@ -94,7 +94,7 @@ def test_a_name_that_was_replaced_is_replaced_again():
     assert answering.draft(room=30)[:8] == edited[27:35]
 
 
-def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
+def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
     answering = Answering(ASKED, FILE)
     answering.say(*FILE[:5])
     other = Recycler(answering.recycler.matrix, np.array(ASKED), 12)
@@ -110,7 +110,7 @@ def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
     prompt=st.lists(st.integers(0, 6), min_size=1, max_size=30),
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=60),
 )
-def test_any_text_is_drafted_for(chains, file, answer, prompt, pieces):
+def test_drafts_are_valid_trees_for_any_prediction_and_output(chains, file, answer, prompt, pieces):
     """Drafts are trees of tokens of the vocabulary, whatever was predicted and whatever is said."""
     options = Options(k=2, memory=0.001, history=64)
     recycler, tokens = Recycler(options.new_matrix(7), np.array(prompt), 9, chains=chains), list(prompt)

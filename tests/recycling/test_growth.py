@@ -1,4 +1,4 @@
-"""Trees that grow: mixtures by hand, and the growth against a search over all trees."""
+"""Growth of trees: mixtures computed by hand, and growth compared with a search over all trees."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,17 @@ from support.matrices import Grower, close, matrix_of
 
 from token_recycling.recycling.recycler import Recycler
 
-# What may follow
+# Candidates
 
 
-def test_a_longer_context_counts_two_fifths_against_the_shorter_ones():
+def test_each_longer_context_has_two_fifths_of_the_weight():
     rows = {(5,): {10: 0.5, 11: 0.25}, (4, 5): {11: 0.5, 12: 0.5}, (3, 4, 5): {12: 1.0}}
     one = {10: 0.8 * 0.5, 11: 0.8 * 0.25}
     two = {11: 0.6 * one[11] + 0.4 * 0.5, 10: 0.6 * one[10], 12: 0.4 * 0.5}
     three = {12: 0.6 * two[12] + 0.4, 11: 0.6 * two[11], 10: 0.6 * two[10]}
     for orders, wanted in ((1, one), (2, two), (3, three)):
         known = {context: row for context, row in rows.items() if len(context) <= orders}
-        # A longer context overwrites nothing here, since the shorter ones are learned after it.
+        # Longer contexts overwrite nothing here: the shorter ones are learned after them.
         grower = Grower(matrix_of(known, orders=orders), [3, 4, 5])
         grower.grow(1)
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
@@ -30,7 +30,7 @@ ROWS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(1, 30), min_size=
 
 
 def chain_of_rows(drawn, seed):
-    """A matrix of five tokens and up to three candidates each, of unequal probabilities."""
+    """Return a matrix of five tokens with up to three candidates each, of unequal probabilities."""
     generator = np.random.default_rng(seed)
     rows = {}
     for token, weights in drawn.items():
@@ -41,21 +41,21 @@ def chain_of_rows(drawn, seed):
 
 
 def values(matrix, root, depth):
-    """Every path to `depth` and its probability, from the rows alone."""
+    """Return the probability of every path up to `depth`, computed from the rows alone."""
     found = {}
     layer = {(): 1.0}
     for _ in range(depth):
         layer = {
             (*path, token): value * share
             for path, value in layer.items()
-            for token, share in likely_after(matrix, (root, *path)).items()
+            for token, share in probabilities_after(matrix, (root, *path)).items()
         }
         found.update(layer)
     return found
 
 
-def likely_after(matrix, text):
-    """The row of the last token, against the candidates beside it."""
+def probabilities_after(matrix, text):
+    """Interpolate the row of the last token with the candidates at the previous position."""
     beside = matrix.look_up(text[-2]) if len(text) > 1 else []
     mixed = {token: 0.1 * share for token, share in beside if share and token != text[-1]}
     row = {token: share for token, share in matrix.look_up(text[-1]) if share}
@@ -79,7 +79,7 @@ def test_nodes_grow_best_first(drawn, root, seed, nodes, depth):
 
 
 def well_formed(grower, made, depth):
-    """Parents before children, siblings of distinct tokens and ranks, none too deep."""
+    """Assert that parents precede children, siblings have distinct tokens and ranks, and no node is too deep."""
     growing = grower.growing
     assert growing["parent"][0] == -1
     for node in range(1, made):
@@ -99,8 +99,8 @@ def well_formed(grower, made, depth):
     st.lists(st.floats(0.0, 0.6), min_size=0, max_size=14),
     st.integers(1, 5),
 )
-def test_as_many_nodes_as_bring_the_most_tokens_per_time(drawn, root, seed, rises, depth):
-    """Against all sizes; whatever the shape of the costs, steps and plateaus too."""
+def test_tree_size_maximizes_tokens_per_second(drawn, root, seed, rises, depth):
+    """Compared with all sizes, for cost curves of any shape, including steps and plateaus."""
     matrix = chain_of_rows(drawn, seed)
     costs = np.cumsum([1.0, *rises])
     gains = sorted(values(matrix, root, depth).values(), reverse=True)[: len(rises)]
@@ -108,11 +108,11 @@ def test_as_many_nodes_as_bring_the_most_tokens_per_time(drawn, root, seed, rise
     rates = expected / costs[: len(expected)]
     made = Grower(matrix, [root]).grow_for(costs.tolist(), depth)
     assert rates[made - 1] == pytest.approx(rates.max(), rel=1e-5)
-    # Of equally good sizes the smallest.
+    # Of equally good sizes, the smallest.
     assert all(rates[:made] <= rates[made - 1] * (1 + 1e-5))
 
 
-def test_the_arrays_serve_one_growth_after_another():
+def test_arrays_are_reused_by_later_growths():
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
     used, tokens = Recycler(matrix, np.array([0]), 50), np.array([0])
     for depth in (4, 2, 9, 1):

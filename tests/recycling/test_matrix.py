@@ -1,4 +1,4 @@
-"""The matrix of the published method: what is written, what is drafted from it."""
+"""The adjacency matrix of the published method: updates and drafts."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def rows(count, k, vocab_size, seed=0):
     return torch.randint(0, vocab_size, (count, k), generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_was_written_is_looked_up():
+def test_look_up_returns_written_rows():
     matrix = AdjacencyMatrix(10, 3)
     matrix.update(torch.tensor([4, 7]), torch.tensor([[1, 2, 3], [9, 8, 0]]))
     found = matrix.look_up(torch.tensor([7, 4, 4, 0]), torch.tensor([0, 2, 0, 1]))
@@ -33,7 +33,7 @@ def test_what_was_written_is_looked_up():
 @pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize("rule", ["last", "first"])
 @pytest.mark.parametrize("count", [1, 256, 257, 700])
-def test_the_winner_is_the_same_however_many_rows_are_written(update, rule, count):
+def test_the_same_row_wins_for_any_number_of_updates(update, rule, count):
     vocab_size, k = 50, 4
     tokens = rows(count, 1, vocab_size, seed=count)[:, 0]
     candidates = torch.arange(count * k).view(count, k)
@@ -47,8 +47,8 @@ def test_the_winner_is_the_same_however_many_rows_are_written(update, rule, coun
 
 
 @given(trees(), st.integers(0, 10**6))
-def test_a_tree_is_filled_with_candidates_of_parents(tree, seed):
-    """On a CPU node by node, on an accelerator layer by layer, with the same tokens."""
+def test_nodes_are_filled_with_their_parents_candidates(tree, seed):
+    """Node by node on a CPU, layer by layer on an accelerator; the tokens are the same."""
     matrix = AdjacencyMatrix(30, 24)
     matrix.candidates.copy_(rows(30, 24, 30, seed))
     wanted = [seed % 30]
@@ -60,8 +60,8 @@ def test_a_tree_is_filled_with_candidates_of_parents(tree, seed):
         assert tokens.dtype == torch.int64
 
 
-def test_ids_beyond_the_vocabulary_share_a_row_of_their_own():
-    """They have an embedding and no output: a prompt may hold them, no candidate is one."""
+def test_ids_beyond_the_vocabulary_share_one_row():
+    """Such ids have an embedding but no logit: prompts may contain them, candidates never do."""
     tree, root = Template.from_paths([(0,), (1,), (0, 0)]), torch.tensor([12])
     for update in (AdjacencyMatrix.update, AdjacencyMatrix.write):
         matrix = AdjacencyMatrix(10, 2)

@@ -1,6 +1,4 @@
-"""Matrix files: whatever is taught, saved, loaded and damaged, a load gives what was saved or is refused and changes
-nothing.
-"""
+"""Matrix files: a load restores what was saved, or is refused and changes nothing."""
 
 from __future__ import annotations
 
@@ -44,14 +42,14 @@ def taught(**sizes):
 
 
 def contents(matrix):
-    """All that a matrix holds."""
+    """Return all data of a matrix."""
     if isinstance(matrix, AdjacencyMatrix):
         return matrix.candidates.numpy().tobytes()
     return [array.tobytes() for array in (*matrix.rows, matrix.calibration, matrix.history.tokens)]
 
 
-def refused(matrix, path, value="", tokenizer="abc"):
-    """Loading fails with an error that names the file and the value, and the matrix stays as it was."""
+def assert_refused(matrix, path, value="", tokenizer="abc"):
+    """Assert that loading raises an error that names the file and the value, and leaves the matrix unchanged."""
     before = contents(matrix)
     with pytest.raises(MatrixFileError) as caught:
         matrix.load(path, tokenizer)
@@ -61,7 +59,7 @@ def refused(matrix, path, value="", tokenizer="abc"):
 
 
 class Files(RuleBasedStateMachine):
-    """A matrix that is taught and a file of it, against a dictionary of rows and a list of the newest tokens."""
+    """Teach, save and load a matrix, compared with a dictionary of rows and a list of the newest tokens."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +93,7 @@ class Files(RuleBasedStateMachine):
 
     @rule(failing=st.sampled_from(["os.replace", "os.fsync"]), error=st.sampled_from([OSError, KeyboardInterrupt]))
     def fail_to_save(self, failing, error):
-        """As on a full disk: the old file stays."""
+        """Fail as on a full disk: the old file stays."""
         before = self.path.read_bytes() if self.saved else None
         with mock.patch(failing, side_effect=error), pytest.raises(error):
             self.matrix.save(self.path, "other")
@@ -112,11 +110,11 @@ class Files(RuleBasedStateMachine):
         self.matrix.load(self.path, tokenizer)
         self.rows, self.history = dict(self.saved[0]), list(self.saved[1])
         assert self.matrix.calibration.tolist() == self.saved[2]
-        assert self.matrix.rows is arrays, "compiled functions have these"
+        assert self.matrix.rows is arrays, "compiled functions hold references to these arrays"
 
     @rule(memory=st.sampled_from([0.0, 0.00004, 4]), history=st.sampled_from([0, 2, 64]), before=TOKEN)
     def load_into_another_size(self, memory, history, before):
-        """It takes what fits: of contexts as many as there are places for, of the history the newest."""
+        """Load what fits: as many contexts as there are slots, and the newest tokens of the history."""
         if self.saved is None:
             return
         other = NgramMatrix(**{**SIZES, "memory": memory, "history": history})
@@ -131,16 +129,16 @@ class Files(RuleBasedStateMachine):
         assert other.history.tokens.tolist() == (tokens[-history:] if history else [])
 
     @rule(share=st.floats(0, 0.999))
-    def load_what_is_cut(self, share):
+    def load_truncated_or_extended_file(self, share):
         if self.saved is not None:
             whole = self.path.read_bytes()
             for damaged in (whole[: int(len(whole) * share)], whole + b"\0\0\0\0"):
                 self.path.write_bytes(damaged)
-                refused(self.matrix, self.path)
+                assert_refused(self.matrix, self.path)
             self.path.write_bytes(whole)
 
     @invariant()
-    def it_holds_what_it_was_taught(self):
+    def matrix_contains_all_learned_rows(self):
         for context, row in self.rows.items():
             assert dict(self.matrix.look_up(*context)) == pytest.approx(row, abs=1e-4)
         assert not any(self.matrix.look_up(*context) for context in self.ever - self.rows.keys())
@@ -152,7 +150,7 @@ Files.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 TestFiles = Files.TestCase
 
 
-def test_the_published_method_loads_its_own_file_and_the_rows_of_any_other(tmp_path):
+def test_published_loads_its_own_file_and_rows_of_ngram_files(tmp_path):
     wanted = published()
     for path, matrix in ((tmp_path / "own", wanted), (tmp_path / "other", taught())):
         matrix.save(path, "abc")
@@ -180,16 +178,16 @@ def test_the_published_method_loads_its_own_file_and_the_rows_of_any_other(tmp_p
     ],
     ids=str,
 )
-def test_a_file_of_another_model_is_refused(tmp_path, saved, loaded, value):
+def test_file_of_another_model_is_refused(tmp_path, saved, loaded, value):
     saved.save(tmp_path / "matrix")
-    refused(loaded, tmp_path / "matrix", value)
+    assert_refused(loaded, tmp_path / "matrix", value)
 
 
 @pytest.mark.parametrize("kind", [published, taught])
-def test_a_file_of_another_tokenizer_is_refused_and_one_of_an_unknown_tokenizer_taken(tmp_path, kind):
+def test_file_of_another_tokenizer_is_refused_and_of_an_unknown_one_accepted(tmp_path, kind):
     path = tmp_path / "matrix"
     kind().save(path, "abc")
-    refused(kind(), path, "another", tokenizer="another")
+    assert_refused(kind(), path, "another", tokenizer="another")
     kind().load(path)
     kind().save(path)
     kind().load(path, "abc")
@@ -200,7 +198,7 @@ NUMBERS = IDS.clone()
 NUMBERS[49, 3] = -1
 ARRAYS = ("shares", "context_keys", "context_candidates", "context_shares", "calibration", "history")
 CHANGES = [lambda held: held[:, None], lambda held: held.to(torch.float64), lambda held: held.to(torch.int8)]
-"""What no array may become: another shape, and numbers of other types."""
+"""Invalid changes of any array: another shape, other dtypes."""
 DAMAGED = [
     (published, {"candidates": IDS.long()}, {}, "int64"),
     (published, {"candidates": IDS.flatten()}, {}, "got int32 of 200"),
@@ -231,7 +229,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("kind", "tensors", "header", "value"), DAMAGED)
-def test_a_file_of_another_kind_is_refused(tmp_path, kind, tensors, header, value):
+def test_invalid_arrays_and_headers_are_refused(tmp_path, kind, tensors, header, value):
     path = tmp_path / "matrix"
     kind().save(path, "abc")
     held = load_file(path)
@@ -243,17 +241,17 @@ def test_a_file_of_another_kind_is_refused(tmp_path, kind, tensors, header, valu
         path,
         metadata={name: one for name, one in stated.items() if one is not None},
     )
-    refused(kind(), path, value)
+    assert_refused(kind(), path, value)
 
 
-def test_a_folder_and_a_file_without_a_header_are_refused(tmp_path):
+def test_folder_and_file_without_header_are_refused(tmp_path):
     save_file({"candidates": IDS}, tmp_path / "matrix")
-    refused(published(), tmp_path / "matrix")
-    refused(published(), tmp_path)
+    assert_refused(published(), tmp_path / "matrix")
+    assert_refused(published(), tmp_path)
 
 
-def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
-    """No damage lets a candidate out of the vocabulary into a draft."""
+def test_file_with_a_flipped_bit_is_refused_or_valid(tmp_path):
+    """No damage lets a candidate outside the vocabulary into a draft."""
     path, refusals = tmp_path / "matrix", 0
     published(4, 1).save(path, "abc")
     whole = path.read_bytes()
@@ -271,7 +269,7 @@ def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
     assert refusals > 0.8 * len(whole)
 
 
-def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):
+def test_fingerprint_depends_on_the_vocabulary(tokenizer):
     before = fingerprint(tokenizer)
     assert before == fingerprint(tiny.tokenizer())
     other = tiny.tokenizer()

@@ -1,4 +1,4 @@
-"""What may follow a place: the share of each source by hand, and what is true of every mixture."""
+"""Candidates at a position: weights of each source computed by hand, and invariants of every mixture."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from token_recycling.recycling.suffix_index import BREAK
 
 
 def mixed(matrix, text, suffix=False):
-    """What may follow a text, the likeliest first."""
+    """Return the candidates after a text, most probable first."""
     grower = Grower(matrix, text, suffix)
     grower.grow(1)
     return grower.children()
@@ -23,7 +23,7 @@ def ordered(wanted):
     return dict(sorted(wanted.items(), key=lambda item: -item[1]))
 
 
-def with_past(history, rows, **sizes):
+def matrix_with_history(history, rows, **sizes):
     matrix = matrix_of(rows, history=256, **sizes)
     matrix.history.extend(history)
     return matrix
@@ -32,38 +32,40 @@ def with_past(history, rows, **sizes):
 # Texts
 
 
-@pytest.mark.parametrize("in_history", [True, False], ids=["history", "this text"])
+@pytest.mark.parametrize("in_history", [True, False], ids=["history", "this sequence"])
 @pytest.mark.parametrize(
     ("repeated", "here", "past"), [(1, 0.1, 0.1), (3, 0.25, 0.25), (5, 0.5, 0.5), (16, 0.8, 0.8), (32, 0.8, 0.95)]
 )
-def test_an_occurrence_counts_the_more_the_longer_the_match(repeated, here, past, in_history):
+def test_weight_of_occurrences_grows_with_match_length(repeated, here, past, in_history):
     weight = past if in_history else here
     again = list(range(20, 20 + repeated))
     history = [*again, 7, BREAK] if in_history else []
-    matrix = with_past(history, {(again[-1],): {10: 0.5}}, vocab_size=60)
+    matrix = matrix_with_history(history, {(again[-1],): {10: 0.5}}, vocab_size=60)
     text = again if in_history else [*again, 7, 8, *again]
     close(mixed(matrix, text, suffix=not in_history), ordered({10: 0.4 * (1 - weight), 7: weight}))
     if not in_history:
         close(mixed(matrix, text), {10: 0.4})
 
 
-def test_this_text_counts_against_the_past():
-    """Three tokens match in the past, and one here."""
-    matrix = with_past([1, 2, 3, 7], {(3,): {10: 0.5}})
+def test_own_occurrences_are_interpolated_with_the_history():
+    """Three tokens match in the history, one in this sequence."""
+    matrix = matrix_with_history([1, 2, 3, 7], {(3,): {10: 0.5}})
     text = [3, 8, 1, 2, 3]
     close(mixed(matrix, text, suffix=True), ordered({10: 0.4 * 0.75 * 0.9, 7: 0.25 * 0.9, 8: 0.1}))
     close(mixed(matrix, text), ordered({10: 0.4 * 0.75, 7: 0.25}))
 
 
-def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_do():
-    """Three places of one token, one of two and one of three: 1, 1, 1, 4 and 10 of 17."""
+def test_longer_matches_weigh_more_and_the_longest_sets_the_total_weight():
+    """Three matches of one token, one of two and one of three: weights 1, 1, 1, 4 and 10 of 17."""
     history = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
-    matrix = with_past(history, {(39,): {10: 0.5}})
+    matrix = matrix_with_history(history, {(39,): {10: 0.5}})
     close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
-def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
-    """By the longest context; alone where nothing else is known, and without the token itself."""
+def test_candidates_of_the_previous_position_are_candidates():
+    """They come from the longest context, without the newest token, and stand alone if there are no
+    other candidates.
+    """
     matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5, 13: 0.25}}, orders=2)
     close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
     close(mixed(matrix, [3, 5, 39]), {10: 0.05, 13: 0.025})
@@ -71,15 +73,15 @@ def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
     assert mixed(matrix, [5, 39, 38]) == {}
 
 
-# The calibration
+# Calibration
 
 
 def cell(share, rank, text=0, history=0):
-    """The kind of a candidate, which neither this text nor the past supports unless that is said."""
+    """Return the calibration cell of a candidate; by default neither this sequence nor the history supports it."""
     return cell_of(np.float32(share), rank, text * 5 + history, 5 * MATCHES + 7)
 
 
-def test_observations_outweigh_the_prior_of_four():
+def test_observations_outweigh_a_prior_of_weight_four():
     calibration = new_calibration()
     for chosen in (True, True, False, True):
         count(calibration, 7, chosen)
@@ -88,11 +90,11 @@ def test_observations_outweigh_the_prior_of_four():
     for _ in range(996):
         count(calibration, 7, True)
     assert calibrated(calibration, 7, 0.25) == pytest.approx(0.996, abs=1e-3)
-    assert calibration.sum() == 1999, "no other kind is touched"
+    assert calibration.sum() == 1999, "no other cell changes"
 
 
 def test_old_observations_fade():
-    """Past 2,000 both counts are halved: 2,001 of which all were chosen, then none for 1,000."""
+    """Beyond 2,000 both counts are halved: 2,001 observations all chosen, then none of 1,000."""
     calibration = new_calibration()
     for _ in range(2001):
         count(calibration, 7, True)
@@ -104,9 +106,9 @@ def test_old_observations_fade():
     assert calibration[7].tolist() == [500.25, 1000.25]
 
 
-def test_candidates_are_counted_at_accepted_nodes_drafted_or_not():
-    """Root 5 and its child 10 are accepted, and 21 follows; only 10 and 20 were drafted. The sibling 11 is no node of
-    the text: what may follow it is not counted. But it stood beside 10, and so is a candidate after it.
+def test_candidates_at_accepted_nodes_are_counted_drafted_or_not():
+    """Root 5 and its child 10 are accepted, and 21 follows; only 10 and 20 were drafted. The sibling 11 is rejected, so
+    candidates after it are not counted. But 11 was a candidate next to 10, and so it is a candidate after 10.
     """
     rows = {(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.6, 21: 0.2}, (11,): {30: 0.9}}
     grower = Grower(matrix_of(rows), [5])
@@ -122,7 +124,7 @@ def test_candidates_are_counted_at_accepted_nodes_drafted_or_not():
 
 
 def test_calibration_changes_what_grows():
-    """Candidate 11 looks worse, but its kind has always been right: it comes first."""
+    """Candidate 11 has a lower probability, but its cell was always accepted: it comes first."""
     matrix = matrix_of({(5,): {10: 0.6, 11: 0.35}})
     grower = Grower(matrix, [5])
     assert grower.paths(grower.grow(2, depth=1)) == [(10,), (11,)]
@@ -134,9 +136,9 @@ def test_calibration_changes_what_grows():
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (3, 2), (8, 3), (31, 3), (32, 4)])
-def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind):
+def test_candidates_supported_by_the_history_have_their_own_cells(repeated, kind):
     again = list(range(20, 20 + repeated))
-    matrix = with_past([*again, 7], {(0,): {10: 0.5}})
+    matrix = matrix_with_history([*again, 7], {(0,): {10: 0.5}})
     grower = Grower(matrix, again)
     grower.grow(1)
     share = grower.children()[7]
@@ -146,15 +148,15 @@ def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
-# Whatever is known
+# Invariants
 
 TOKENS = st.integers(0, 5)
 TEXTS = st.lists(TOKENS, min_size=1, max_size=40)
 
 
 @given(TEXTS, TEXTS, st.integers(1, 4), st.integers(0, 1000))
-def test_candidates_are_distinct_and_their_probabilities_within_one(history, text, orders, seed):
-    """Raw ones add up to one at most; calibrated ones are at least each a probability."""
+def test_candidates_are_distinct_and_probabilities_are_at_most_one(history, text, orders, seed):
+    """Uncalibrated probabilities sum to one at most; each calibrated one is at most one."""
     generator = np.random.default_rng(seed)
     matrix = NgramMatrix(6, k=3, orders=orders, memory=0.01, history=64)
     matrix.history.extend(history)

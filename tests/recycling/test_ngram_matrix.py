@@ -1,4 +1,4 @@
-"""Candidates after contexts: rows worked out by hand, what is forgotten and what is kept, the file."""
+"""Candidates after contexts: rows computed by hand, eviction, memory."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def close(row, wanted):
     assert list(row.values()) == pytest.approx(list(wanted.values()), abs=BIT)
 
 
-def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones():
+def test_newer_contexts_replace_older_ones_when_memory_is_full():
     matrix = NgramMatrix(50, k=2, orders=2, memory=0.0002)
     places = len(matrix.rows.keys)
     assert places == 10
@@ -31,17 +31,17 @@ def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones():
     kept = [first for first in range(40) if matrix.look_up(first, 5)]
     assert len(kept) == matrix.ngrams <= places
     assert 39 in kept
-    # A context that was overwritten is unknown: it does not find the other one's row.
+    # An overwritten context is unknown: it does not return the row of the context that replaced it.
     for first in kept:
         close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
 
 
 def test_memory_is_bounded():
-    """For Llama's 32,000 tokens and 8 candidates a row the rows take under 2 MB; a token of the past takes 20 bytes."""
+    """For Llama's 32,000 tokens and 8 candidates a row, rows take under 2 MB; a history token takes 20 bytes."""
     none = NgramMatrix(32_000, k=8, orders=1)
     assert sum(array.nbytes for array in none.rows) == 32_000 * 8 * (4 + 2) == 1_536_000
     counted = none.nbytes - 1_536_000
-    assert counted == 8, "one number, how many tokens there were"
+    assert counted == 8, "one number, the count of tokens"
     for memory in (0.0, 0.01, 2.0, 7.5):
         longer = NgramMatrix(100, k=8, orders=4, memory=memory).nbytes - 100 * 8 * 6 - counted
         assert memory * 1e6 - 56 < longer <= memory * 1e6
@@ -53,8 +53,8 @@ def test_memory_is_bounded():
 
 
 @given(st.data())
-def test_rows_are_those_of_a_dictionary(data):
-    """With room for all, whatever is learned in whatever order: the last row of each context, and no other context."""
+def test_rows_equal_those_of_a_dictionary(data):
+    """With enough memory, in any order of updates: the last row of each context, and no other contexts."""
     orders = data.draw(st.integers(1, MAX_ORDER))
     texts = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=12))
     matrix = NgramMatrix(6, k=2, orders=orders, memory=20)
@@ -88,13 +88,15 @@ SMALL = NgramMatrix(10, k=2, orders=2)
         (lambda: learn(SMALL, ([5], {1: 0.5, 2: 0.2, 3: 0.1})), r"got \(1, 3\)"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, value):
+def test_invalid_arguments_are_refused(call, value):
     with pytest.raises(ValueError, match=value):
         call()
 
 
-def test_a_token_that_no_logit_stands_for_is_skipped():
-    """Some models embed more ids than they can say; nothing is kept for those, nor found, and nothing else is hurt."""
+def test_tokens_without_a_logit_are_skipped():
+    """Some models embed more ids than they have logits. Nothing is stored or found for these; other rows stay
+    unchanged.
+    """
     matrix = NgramMatrix(10, k=2, orders=2)
     learn(matrix, ([1, 5], {3: 0.5, 4: 0.25}))
     before = [array.copy() for array in matrix.rows]

@@ -1,4 +1,4 @@
-"""Where tokens stood before: against a search through the whole text, and what is kept of many texts."""
+"""Earlier occurrences of tokens, compared with a search of the whole text, and the history of many sequences."""
 
 import itertools
 
@@ -24,7 +24,7 @@ WALKED, LONG = 16, 3
 
 
 def found(index, text):
-    """What followed, and the length of the match, at each place."""
+    """Return the next token and the match length of each match."""
     matches, recent = np.zeros(FOUND, module.MATCH), np.full(LONGEST, -1)
     recent[: len(text)] = text[: -LONGEST - 1 : -1]
     count = find_matches(index.arrays, recent, matches)
@@ -32,13 +32,13 @@ def found(index, text):
 
 
 def bucket(last, buckets):
-    """Which chain a place belongs to: other tokens may share it."""
+    """Return the chain of a position; other tokens may share it."""
     with np.errstate(over="ignore"):
         return int(module._bucket(*last[::-1], *[BREAK] * (LONG - len(last)), buckets))
 
 
 def searched(added, capacity, text):
-    """The same by going through all that was added; of each chain the newest places alone."""
+    """Return the same by scanning all added tokens; of each chain only the newest positions."""
     held = added[-capacity:] if capacity else []
     wanted = []
     for least in (LONG, 1):
@@ -48,7 +48,7 @@ def searched(added, capacity, text):
         ends = [
             end
             for end in range(len(added) - len(held), len(added))
-            # What a place ended with when it was added: its first tokens may be gone since.
+            # The last tokens when the position was added: the first of them may be evicted since.
             if end + 1 >= least
             and min(last := added[end + 1 - least : end + 1]) >= 0
             and bucket(last, capacity) == chain
@@ -69,8 +69,8 @@ TEXTS = st.lists(st.one_of(TOKENS, TOKENS, TOKENS, TOKENS, st.just(BREAK)), max_
 
 
 @given(TEXTS, st.sampled_from([1, 2, 8, 32, 64]), st.lists(TOKENS, min_size=1, max_size=40), st.integers(1, 30))
-def test_what_is_found_is_what_a_search_finds(added, capacity, text, piece):
-    """In a ring that went round, with chains that several tokens share, whatever the pieces that it was added in."""
+def test_matches_equal_those_of_a_full_search(added, capacity, text, piece):
+    """For a ring buffer that wrapped around, with chains shared by several tokens, appended in pieces of any length."""
     index = SuffixIndex(capacity=capacity)
     for start in range(0, len(added), piece):
         index.extend(added[start : start + piece])
@@ -81,7 +81,7 @@ def test_what_is_found_is_what_a_search_finds(added, capacity, text, piece):
 
 @given(st.lists(TOKENS, min_size=1, max_size=90), st.integers(1, 30))
 def test_an_index_without_a_capacity_grows(text, piece):
-    """In a text that grows, where its own end stood before."""
+    """Earlier occurrences of the end of a growing text."""
     index = SuffixIndex(text[:piece])
     for start in range(piece, len(text), piece):
         index.extend(np.array(text[start : start + piece], np.int32))
@@ -90,8 +90,8 @@ def test_an_index_without_a_capacity_grows(text, piece):
 
 
 @given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
-def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
-    """Against a search of the whole text, where as many places are looked at."""
+def test_longest_match_is_found_newest_positions_first(text, compared):
+    """Compared with a search of the whole text that checks equally many positions."""
     ends = [
         next((size for size in range(compared, 0, -1) if text[max(0, end - size) : end] == text[-size:]), 0)
         for end in range(1, len(text))
@@ -105,7 +105,7 @@ def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
     assert sorted(places.tolist()) == wanted
 
 
-def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
+def test_positions_are_renumbered_before_they_overflow(monkeypatch):
     monkeypatch.setattr(module, "_RENUMBERED", 40)
     generator = np.random.default_rng(0)
     added, index = generator.integers(0, 3, 200).tolist(), SuffixIndex(capacity=16)
@@ -118,11 +118,11 @@ def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
     assert len(index) < 200
 
 
-# The past of many texts
+# History of many sequences
 
 
-def texts_of(history):
-    """What stands between breaks."""
+def sequences_of(history):
+    """Return the token runs between breaks."""
     pieces = [[]]
     for token in history.tokens.tolist():
         if token == BREAK:
@@ -133,8 +133,8 @@ def texts_of(history):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
-def test_texts_that_are_written_at_once_do_not_mix(turns):
-    """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
+def test_sequences_recorded_concurrently_do_not_mix(turns):
+    """Each sequence counts up from its own multiple of 1,000: every run is a piece of one sequence, in order."""
     history = SuffixIndex(capacity=4096)
     recorders, said = [Recorder(history) for _ in range(3)], [0, 0, 0]
     for who, many in [*turns, (0, 1), (1, 1), (2, 1)]:
@@ -142,10 +142,10 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
         said[who] += many
     for who, recorder in enumerate(recorders):
         recorder.add([1000 * who + said[who]], ends=True)
-    pieces = texts_of(history)
+    pieces = sequences_of(history)
     for piece in pieces:
         assert piece == list(range(piece[0], piece[0] + len(piece)))
-    # Nothing is left out, and a piece that stands apart begins with what came before it.
+    # No token is missing, and each further piece begins with the end of the previous piece.
     for who in range(3):
         own = [piece for piece in pieces if piece[0] // 1000 == who]
         assert sorted({token for piece in own for token in piece}) == [1000 * who + one for one in range(said[who] + 1)]
@@ -153,8 +153,8 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
 
 
 @pytest.mark.parametrize("piece", [32, 64])
-def test_a_match_is_of_the_longest_kind_where_a_piece_ends(monkeypatch, piece):
-    """Of texts that are written at once: the history has them in pieces."""
+def test_matches_across_pieces_have_the_longest_kind(monkeypatch, piece):
+    """Sequences recorded concurrently are stored in pieces."""
     monkeypatch.setattr(module, "_PIECE", piece)
     history = SuffixIndex(capacity=4096)
     recorders = [Recorder(history) for _ in range(3)]
@@ -166,8 +166,8 @@ def test_a_match_is_of_the_longest_kind_where_a_piece_ends(monkeypatch, piece):
         assert match_kind(length) == MATCHES - 1
 
 
-def test_a_text_that_was_there_is_not_stored_again():
-    """By its end, where that is long enough to tell."""
+def test_repeated_sequence_is_not_stored_again():
+    """It is recognized by its last tokens, if there are enough of them."""
     history, text = SuffixIndex(capacity=1024), list(range(128))
 
     def write(text):
@@ -177,15 +177,17 @@ def test_a_text_that_was_there_is_not_stored_again():
 
     for _ in range(3):
         write(text)
-        assert texts_of(history) == [text]
+        assert sequences_of(history) == [text]
     write([*text, *range(500, 532)])
-    assert texts_of(history)[1:] == [[*text[-32:], *range(500, 532)]], "what is new is, with what it follows"
+    assert sequences_of(history)[1:] == [[*text[-32:], *range(500, 532)]], (
+        "only the new tokens are stored, with the tokens before them"
+    )
     assert history.holds([7, 7, 7, *range(40)])
     for other in ([7, *range(LONGEST)], [*range(1, LONGEST)], [*range(39), 50]):
         assert not history.holds(other)
 
 
-def test_masked_tokens_match_and_are_never_said_to_follow():
+def test_masked_tokens_match_but_are_never_candidates():
     index = SuffixIndex([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
     for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
         assert found(index, text) == wanted

@@ -1,4 +1,4 @@
-"""After warming up, no option of a drafter has anything compiled during decoding."""
+"""No option of a drafter causes compilation during decoding after warm-up."""
 
 import sys
 
@@ -13,8 +13,8 @@ from token_recycling.model.target import Target
 from token_recycling.recycling import suffix_index
 
 
-def forgotten():
-    """All compiled functions of the package, with nothing compiled."""
+def reset_compiled_functions():
+    """Discard everything compiled by the package's numba functions, and return these functions."""
     modules = [module for name, module in sys.modules.items() if name.startswith("token_recycling.")]
     ours = list({one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)})
     for one in ours:
@@ -26,7 +26,7 @@ def forgotten():
 
 
 def decode(model, drafter):
-    """Three texts that repeat themselves, one of a single token, and a batch."""
+    """Decode two repetitive sequences, a one-token prompt and a batch."""
     for ids in (tiny.prompt(0, 9).repeat(1, 3), tiny.prompt(0, 1), tiny.prompt(1, 12).repeat(2, 2)):
         tr.generate(model, ids, drafter=drafter, max_new_tokens=24)
 
@@ -44,9 +44,9 @@ def decode(model, drafter):
     ],
     ids=str,
 )
-def test_nothing_is_compiled_later(name, options, model):
-    """Once a drafter has begun a text."""
-    drafter, ours = tr.make_drafter(name, **options), forgotten()
+def test_nothing_is_compiled_after_warm_up(name, options, model):
+    """After a drafter has started a sequence."""
+    drafter, ours = tr.make_drafter(name, **options), reset_compiled_functions()
     runs.begun(drafter, [0], Target(model))
     before = {one: list(one.signatures) for one in ours}
     assert any(before.values())

@@ -1,4 +1,4 @@
-"""Drafts as values: what they take, and what is left of one that is cut, or of which the first branch is taken."""
+"""Drafts as values: conversions, validation, cuts, parts and the first branch."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from token_recycling import Draft
 PARENTS = [-1, 0, 0, 1, 1, 2, 3]
 
 
-def test_the_first_branch_keeps_what_is_said_of_its_nodes():
+def test_first_branch_keeps_attributes_of_its_nodes():
     shares = {3: torch.tensor([0.5, 0.5]), 4: torch.tensor([0.2, 0.8]), 6: torch.tensor([0.1, 0.9])}
     draft = Draft(range(7), PARENTS, np.arange(7), shares, frozenset({1, 2, 6}))
     chain, nodes = draft.first_branch(), [0, 1, 3, 6]
@@ -25,7 +25,7 @@ def test_the_first_branch_keeps_what_is_said_of_its_nodes():
 
 
 @given(drafts())
-def test_a_first_branch_is_a_path_of_the_draft_and_its_own_first_branch(draft):
+def test_first_branch_is_a_path_and_its_own_first_branch(draft):
     chain = draft.first_branch()
     assert all(len(children) <= 1 for children in chain.children)
     places = chain.places_in(draft)
@@ -34,8 +34,8 @@ def test_a_first_branch_is_a_path_of_the_draft_and_its_own_first_branch(draft):
 
 
 @given(drafts())
-def test_a_part_is_what_its_nodes_say(draft):
-    """Of the most likely nodes, which are closed under parents, however many there are."""
+def test_part_keeps_tokens_parents_and_probabilities(draft):
+    """Parts of the most probable nodes, which are closed under parents, of every size."""
     sure = np.linspace(1, 0.3, len(draft)).astype(np.float32)
     whole = Draft(draft.tokens, draft.parents, sure)
     values = whole.values
@@ -60,8 +60,8 @@ def test_cutting_drops_exactly_the_deeper_nodes(draft, depth):
 
 
 @given(drafts(), st.randoms(use_true_random=False))
-def test_nodes_in_another_order_are_put_in_order_of_depth(draft, random):
-    """As a drafter grows them: every parent before its children."""
+def test_nodes_are_sorted_by_depth(draft, random):
+    """Given in the order of a drafter's growth: every parent before its children."""
     order, waiting = [0], [*draft.children[0]]
     while waiting:
         order.append(waiting.pop(random.randrange(len(waiting))))
@@ -96,6 +96,6 @@ def test_lists_and_tensors_become_arrays():
         ([1, 2, 3, 4], [-1, 0, 1, 0], "order of depth"),
     ],
 )
-def test_what_is_no_draft_is_refused(tokens, parents, message):
+def test_invalid_drafts_are_refused(tokens, parents, message):
     with pytest.raises(ValueError, match=message):
         Draft(tokens, parents)

@@ -1,4 +1,4 @@
-"""Trees: their views and their masks against brute force, templates, and what makes none."""
+"""Trees: views and masks compared with brute force, templates, and invalid trees."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from token_recycling import Draft, Template
 from token_recycling.trees.templates import chain, grow, paper, parse_paths, template_from
 
 
-def test_the_template_is_that_of_the_paper():
+def test_paper_template_has_the_published_shape():
     tree = paper()
     assert len(tree) == 81
     assert np.bincount(tree.depths).tolist() == [1, 8, 21, 25, 15, 8, 3]
@@ -43,13 +43,13 @@ REFUSED: list[tuple[Callable[..., Template | None], tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("make", "given", "message"), REFUSED)
-def test_what_makes_no_tree_is_refused(make, given, message):
+def test_invalid_trees_are_refused(make, given, message):
     with pytest.raises(ValueError, match=message):
         make(*given)
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
-def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
+def test_grown_tree_has_the_best_nodes(acceptance, nodes):
     tree = grow(acceptance, nodes, max_depth=4)
     everything = [path for depth in range(1, 5) for path in itertools.product(range(len(acceptance)), repeat=depth)]
     assert len(tree) - 1 == min(nodes, len(everything))
@@ -58,7 +58,7 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
     assert sorted((worth[path] for path in rank_paths(tree)[1:]), reverse=True) == pytest.approx(best)
 
 
-def test_a_tree_can_be_specified_in_many_ways(tmp_path):
+def test_every_form_of_tree_specification_is_accepted(tmp_path):
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
     assert template_from("paper") is paper()
@@ -83,7 +83,7 @@ def test_ancestors_are_the_transitive_closure_of_parents(tree):
 
 
 @given(trees())
-def test_the_views_of_a_tree_agree(tree):
+def test_views_of_a_tree_agree(tree):
     lineages, children = tree.lineages, tree.children
     ranks = Draft(tree.parents, tree.parents).ranks
     assert max(tree.depths) == tree.depth
