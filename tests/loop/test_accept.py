@@ -1,4 +1,4 @@
-"""Both ways to accept a path agree; what is learned of it ends where the text does."""
+"""Both acceptance functions agree; learning stops at the end of the sequence."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def argmax(logits):
 
 
 def logits_for(choices, vocab_size=10):
-    """Logits whose argmax at node i is `choices[i]`."""
+    """Return logits whose argmax at node i is `choices[i]`."""
     return torch.eye(vocab_size)[torch.tensor(choices)] + torch.linspace(0, 0.1, vocab_size)
 
 
@@ -39,11 +39,11 @@ def accept_greedy(draft, logits, append):
 
 
 WALKS = [accept_greedy, lambda draft, logits, append: accept_walk(draft, logits, append, argmax)]
-both_ways = pytest.mark.parametrize("accept", WALKS, ids=["greedy", "walk"])
+both_functions = pytest.mark.parametrize("accept", WALKS, ids=["greedy", "walk"])
 
 
-@both_ways
-def test_siblings_of_the_end_are_still_learned_from(accept):
+@both_functions
+def test_siblings_of_the_end_token_are_learned_from(accept):
     tree = draft("0 1 2 10 11", [1, 4, 9, 5, 6, 7])
     step = accept(tree, logits_for([9, 0, 0, 0, 0, 0]), ending_with(9))
     assert (step.accepted, step.tokens, step.finished, step.beyond) == ([0], [9], True, 2)
@@ -55,50 +55,50 @@ def random_logits(draft, seed):
     return torch.randn(len(draft), min(size, 5), generator=torch.Generator().manual_seed(seed))
 
 
-def by_text(draft, logits):
-    """The same logits at nodes that stand after the same tokens, as a model gives them."""
+def logits_by_prefix(draft, logits):
+    """Give equal logits to nodes with equal prefixes, as a model does."""
     first = {}
     texts = [tuple(draft.tokens[list(lineage)].tolist()) for lineage in draft.lineages]
     return torch.stack([logits[first.setdefault(text, node)] for node, text in enumerate(texts)])
 
 
-def assert_both_ways_alike(draft, logits, append):
+def assert_greedy_equals_walk(draft, logits, append):
     greedy, walk = (accept(draft, logits, append()) for accept in WALKS)
     assert (greedy.accepted, greedy.tokens) == (walk.accepted, walk.tokens)
     assert (greedy.finished, greedy.beyond) == (walk.finished, walk.beyond)
 
 
 def up_to(room):
-    """A text that ends with its `room`-th token."""
+    """Return a callback that ends a sequence at its `room`-th token."""
     seen = []
     return lambda token: seen.append(token) or len(seen) == room
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 6))
-def test_both_ways_accept_the_same_path(draft, seed, end, room):
+def test_greedy_and_walk_accept_the_same_path(draft, seed, end, room):
     logits = random_logits(draft, seed)
-    assert_both_ways_alike(draft, logits, lambda: ending_with(end))
-    assert_both_ways_alike(draft, logits, lambda: up_to(room))
+    assert_greedy_equals_walk(draft, logits, lambda: ending_with(end))
+    assert_greedy_equals_walk(draft, logits, lambda: up_to(room))
 
 
 @settings(max_examples=120)
 @given(drafts(vocab_size=2), st.integers(0, 10**6), st.integers(1, 6))
-def test_both_ways_accept_the_same_path_among_equal_siblings(draft, seed, room):
-    """As a matrix that knows nothing drafts: logits are those of the text, whichever node carries it."""
-    logits = by_text(draft, random_logits(draft, seed))
-    assert_both_ways_alike(draft, logits, lambda: never)
-    assert_both_ways_alike(draft, logits, lambda: up_to(room))
+def test_greedy_and_walk_accept_the_same_path_among_equal_siblings(draft, seed, room):
+    """Equal siblings occur in drafts of an empty matrix. Nodes with equal prefixes have equal logits."""
+    logits = logits_by_prefix(draft, random_logits(draft, seed))
+    assert_greedy_equals_walk(draft, logits, lambda: never)
+    assert_greedy_equals_walk(draft, logits, lambda: up_to(room))
 
 
-@both_ways
-def test_nothing_beyond_the_end_is_learned_among_equal_siblings(accept):
-    """Nodes 1 and 2 carry the token that ends the text: what the model says after it is not to be learned."""
+@both_functions
+def test_nothing_after_the_end_is_learned_among_equal_siblings(accept):
+    """Nodes 1 and 2 both hold the token that ends the sequence: the logits after it must not be learned."""
     step = accept(draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4]), ending_with(2))
     assert step.learnable == [0]
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 6))
-def test_trimming_gives_the_head_of_the_untrimmed_step(draft, seed, room):
+def test_trimmed_step_is_a_prefix_of_the_untrimmed_step(draft, seed, room):
     logits = random_logits(draft, seed)
     whole = accept_greedy(draft, logits, never)
     seen = []

@@ -1,6 +1,4 @@
-"""Drafts that were drawn at random: every emitted token has the target's distribution, and what is published elsewhere
-has not.
-"""
+"""Sampled drafts: every emitted token follows the target's distribution, and faulty acceptance rules are detected."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from token_recycling.trees.templates import parse_paths
 
 
 class Reading:
-    """Reads like `Reader`, from the table q."""
+    """The interface of `Reader`, with distributions from the table q."""
 
     def __init__(self, text):
         self.paths = [text]
@@ -38,8 +36,8 @@ class Reading:
         return torch.stack([Q[path].log() for path in self.paths[-len(tokens) :]])
 
 
-def graph(text):
-    """Three steps with merges; what is copied was drawn for another path, after which q is another."""
+def sampled_graph(text):
+    """Three steps with merges. A copied token was sampled on another path, after which q differs."""
     rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
     tokens = torch.tensor(text or [0])
     made = grow(Reading(text), tokens, rules, Budget(), TOKENS, warp=lambda logits: logits)
@@ -48,8 +46,8 @@ def graph(text):
     return draft
 
 
-def stopped(text):
-    """At most three tokens; none after a 0, so that what is drawn decides how long the draft is."""
+def stopped_after_zero(text):
+    """At most three tokens, none after a 0: sampled tokens decide the length of the draft."""
     tokens = torch.tensor(text or [0])
     made = grow(
         Reading(text),
@@ -63,15 +61,15 @@ def stopped(text):
     return made.unrolled(3)
 
 
-def without_the_last(text):
-    """The same without the token after which drafting stopped: left out because of what was drawn."""
-    draft = stopped(text)
+def without_the_last_token(text):
+    """The same without the token that stopped drafting, so that sampled tokens decide what is omitted."""
+    draft = stopped_after_zero(text)
     return draft.cut(len(draft) - 2) if draft.tokens[-1] == 0 else draft
 
 
-def doubled(text, copies_first=False):
-    """A drawn tree in which every drawn token of the first layer stands twice: the copy is chosen, and has drawn
-    children of its own.
+def with_copies(text, copies_first=False):
+    """A sampled tree in which every first-layer token occurs twice: the copy is chosen, not sampled, and has its own
+    sampled children.
     """
     made = drafted(TWO_LEVELS, text)
     tokens, sources = [int(made.tokens[0])], {}
@@ -94,34 +92,34 @@ def doubled(text, copies_first=False):
 
 COPIES: list[int] = []
 DRAFTS: dict[str, Callable[[Text], Draft]] = {
-    "a drawn sequence": lambda text: drafted(LINE, text),
-    "a drawn tree": lambda text: drafted(TWO_LEVELS, text),
-    "all tokens drawn": lambda text: drafted(parse_paths("0 1 2 00 01 02"), text),
-    "a drawn graph": graph,
-    "a drawn sequence that stops by what was drawn": stopped,
-    "drawn and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
-    "drawn siblings and copies of them": doubled,
-    "copies of drawn siblings before them": lambda text: doubled(text, copies_first=True),
+    "a sampled chain": lambda text: drafted(LINE, text),
+    "a sampled tree": lambda text: drafted(TWO_LEVELS, text),
+    "all tokens sampled": lambda text: drafted(parse_paths("0 1 2 00 01 02"), text),
+    "a sampled graph": sampled_graph,
+    "a sampled chain that stops after a sampled 0": stopped_after_zero,
+    "sampled and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
+    "sampled siblings, then copies": with_copies,
+    "copies, then sampled siblings": lambda text: with_copies(text, copies_first=True),
 }
 
 
-EVERY_RUN = ("a drawn tree", "a drawn graph", "drawn and chosen siblings")
+EVERY_RUN = ("a sampled tree", "a sampled graph", "sampled and chosen siblings")
 
 
 @pytest.mark.parametrize("name", thinned(DRAFTS, kept=EVERY_RUN.__contains__))
-def test_texts_have_the_targets_distribution(name):
+def test_outputs_have_the_targets_distribution(name):
     COPIES.clear()
     assert fits(texts(DRAFTS[name], accept_walk)) > 0.001
-    assert bool(sum(COPIES)) == (name == "a drawn graph")
+    assert bool(sum(COPIES)) == (name == "a sampled graph")
 
 
-def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact():
-    assert fits(texts(without_the_last, accept_walk)) < 1e-6
+def test_omitting_a_token_depending_on_samples_is_not_exact():
+    assert fits(texts(without_the_last_token, accept_walk)) < 1e-6
 
 
-def test_a_draft_said_to_be_chosen_is_verified_as_exactly():
-    """One draw a node does not ask where the tokens are from; it only accepts fewer."""
-    made = DRAFTS["a drawn tree"]
+def test_sampled_draft_declared_as_chosen_is_verified_exactly():
+    """Sampling once per node does not depend on the source of the tokens; it only accepts fewer."""
+    made = DRAFTS["a sampled tree"]
     assert fits(texts(lambda text: replace(made(text), sampled_from=None), accept_walk)) > 0.001
 
 
@@ -143,13 +141,13 @@ def without_renewing_q(target, tokens, sources, generator):
 
 
 @pytest.mark.parametrize("wrong", [without_residual, without_renewing_q])
-def test_the_check_finds_a_wrong_acceptance(monkeypatch, wrong):
+def test_check_detects_a_wrong_acceptance_rule(monkeypatch, wrong):
     monkeypatch.setattr(accept, "accept_siblings", wrong)
-    assert fits(texts(DRAFTS["a drawn tree"], accept_walk)) < 1e-6
+    assert fits(texts(DRAFTS["a sampled tree"], accept_walk)) < 1e-6
 
 
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 5))
-def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
+def test_residual_is_a_distribution_without_rejected_tokens(seed, size, k):
     torch.manual_seed(seed)
     p, q = torch.softmax(2 * torch.randn(size), dim=-1), torch.softmax(2 * torch.randn(size), dim=-1)
     tokens = draw(q[None], min(k, size))[0].tolist()
@@ -160,7 +158,7 @@ def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
     assert all(float(left[token]) < 1e-6 for token in rejected)
 
 
-def test_a_token_that_cannot_have_been_drawn_is_refused():
+def test_token_with_probability_zero_is_refused():
     q = torch.tensor([0.0, 0.5, 0.5])
     with pytest.raises(ValueError, match="token 0"):
         accept_siblings(torch.tensor([0.6, 0.2, 0.2]), [0], [q])
@@ -168,8 +166,8 @@ def test_a_token_that_cannot_have_been_drawn_is_refused():
         accept_siblings(torch.tensor([0.98, 0.01, 0.01]), [1, 1], [torch.tensor([0.0, 1.0, 0.0])] * 2)
 
 
-def test_tokens_are_drawn_without_replacement_and_in_order():
-    """Every pair of three tokens, against q(a) q(b) / (1 - q(a))."""
+def test_tokens_are_sampled_without_replacement_and_in_order():
+    """Every pair of three tokens, compared with q(a) q(b) / (1 - q(a))."""
     torch.manual_seed(0)
     q, runs = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64), 20_000
     counts = Counter(map(tuple, draw(q.expand(runs, -1), 2).tolist()))

@@ -1,4 +1,4 @@
-"""Texts that join and leave a running batch: each is what it is alone, whatever its neighbours do."""
+"""Requests that join and leave a running batch: outputs equal those of single decoding, whatever the others do."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
 
 
 class Joining(RuleBasedStateMachine):
-    """Texts that join, leave and fail at any step, go on from one another, and share a prefix cache: each says a
-    beginning of what it says alone, and all of it if it stays.
+    """Requests join, leave and fail at any step, continue one another and share a prefix cache. Each output is a prefix
+    of single decoding, and complete if the request stays.
     """
 
     def __init__(self):
@@ -105,7 +105,7 @@ class Joining(RuleBasedStateMachine):
         self.texts.batch.leave(going[which % len(going)], GoneError())
 
     @invariant()
-    def every_text_says_what_it_says_alone(self):
+    def outputs_are_prefixes_of_single_decoding(self):
         for row, said in self.texts.said.items():
             assert said == self.wanted[row][: len(said)]
             assert row.error is None or isinstance(row.error, GoneError), row.error
@@ -116,7 +116,7 @@ class Joining(RuleBasedStateMachine):
         for row, said in self.wanted.items():
             assert isinstance(row.error, GoneError) or self.texts.said[row] == said
             assert row.stats.tokens == len(self.texts.said[row])
-        assert self.texts.batch._batch is None, "nothing is held for nobody"
+        assert self.texts.batch._batch is None, "no state remains without requests"
         assert self.prefixes.nbytes <= 200_000
 
 
@@ -124,8 +124,8 @@ Joining.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
 TestJoining = Joining.TestCase
 
 
-def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
-    """Texts that begin `apart` steps after one another."""
+def assert_equal_to_single_decoding(model, prompts, new, drafter, apart):
+    """Start the requests `apart` steps after one another."""
     texts, rows = Texts(model), []
     for ids in prompts:
         rows.append(texts.join(ids, new, drafter))
@@ -138,9 +138,9 @@ def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_drafter_drafts_among_others(model, name, tmp_path):
+def test_every_drafter_works_in_a_running_batch(model, name, tmp_path):
     prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
-    assert_each_is_what_it_is_alone(model, prompts, 12, example(name, model, tmp_path), apart=2)
+    assert_equal_to_single_decoding(model, prompts, 12, example(name, model, tmp_path), apart=2)
 
 
 FAMILIES = [
@@ -152,13 +152,13 @@ EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1", "mamba2")
 
 
 @pytest.mark.parametrize("case", thinned(FAMILIES, kept=lambda case: case.family in EVERY_RUN, ids=str))
-def test_families_whose_layers_see_or_keep_other_things(case):
+def test_families_with_other_attention_or_recurrent_layers(case):
     model = architectures.model_of(case)
     model.generation_config.pad_token_id = 0
     if why_not_batched(Target(model)) is not None:
-        pytest.skip("its texts cannot share passes")
+        pytest.skip("its sequences cannot be batched")
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
-    assert_each_is_what_it_is_alone(model, prompts, 20, "suffix", apart=3)
+    assert_equal_to_single_decoding(model, prompts, 20, "suffix", apart=3)
 
 
 def failing(*_, **__):
@@ -174,8 +174,8 @@ class FailingDrafter(tr.Drafter):
 
 
 @cache
-def beside():
-    """What three texts say alone."""
+def single_outputs():
+    """Return the outputs of single decoding for three prompts."""
     return [plain(LLAMA, tiny.prompt(seed, 5), 40) for seed in range(3)]
 
 
@@ -185,29 +185,29 @@ def beside():
         {"processors": [lambda ids, scores: scores if ids.shape[1] < 9 else failing()]},
         {"criteria": [lambda ids, scores, **_: False if ids.shape[1] < 9 else failing()]},
         {"on_step": failing},
-        {"on_step": lambda step: step.row and failing()},  # once it shares passes
+        {"on_step": lambda step: step.row and failing()},  # once it is batched
         *({"drafter": FailingDrafter(at)} for at in ("start", "draft", "observe")),
     ],
-    ids=["processor", "criterion", "client", "client beside others", "start", "draft", "observe"],
+    ids=["processor", "criterion", "client", "client of a batched request", "start", "draft", "observe"],
 )
-def test_what_fails_for_one_text_ends_that_text_alone(wrong):
-    """Beside others that accept several nodes in the step that fails."""
+def test_failure_of_one_request_ends_only_that_request(wrong):
+    """The others accept several nodes in the failing step."""
     texts, ids = Texts(LLAMA), [tiny.prompt(seed, 5) for seed in range(3)]
-    oracle = Oracle([torch.cat([own[0], torch.tensor(said)]) for own, said in zip(ids, beside(), strict=True)])
+    oracle = Oracle([torch.cat([own[0], torch.tensor(said)]) for own, said in zip(ids, single_outputs(), strict=True)])
     first = texts.join(ids[0], 40, oracle)
     texts.step()
     failed = texts.join(ids[1], 20, **wrong)
     last = texts.join(ids[2], 40, oracle)
     texts.finish()
     assert isinstance(failed.error, GoneError)
-    assert texts.said[failed] == beside()[1][: len(texts.said[failed])]
-    for row, said in ((first, beside()[0]), (last, beside()[2])):
+    assert texts.said[failed] == single_outputs()[1][: len(texts.said[failed])]
+    for row, said in ((first, single_outputs()[0]), (last, single_outputs()[2])):
         assert row.error is None
         assert texts.said[row] == said
 
 
-def test_each_text_that_ends_leaves_its_own_beginning():
-    """All of it but the last token, whose slot is not there yet."""
+def test_finished_requests_leave_their_prefix_in_the_cache():
+    """All tokens but the last, whose slot is not computed yet."""
     texts = Texts(LLAMA)
     prefixes = PrefixCache(texts.batch.target, 10**8).of("")
     rows = [texts.join(tiny.prompt(seed, 6), 12 - 3 * seed, hints=Hints(prefixes)) for seed in range(3)]
@@ -217,9 +217,9 @@ def test_each_text_that_ends_leaves_its_own_beginning():
         assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
 
 
-def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_others():
-    """Beside a longer text, so that there are states for its last tokens, of something else. Of slots alone
-    `hf/test_long_prompts.py` says it.
+def test_prefix_of_a_request_that_failed_within_a_step_is_correct():
+    """A longer sequence in the batch ensures that states exist for the slots of the last tokens, of other content.
+    `hf/test_long_prompts.py` tests models without recurrent states.
     """
     model = architectures.model_of(recurrent("falcon_h1"))
     texts = Texts(model)
@@ -243,8 +243,8 @@ def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_oth
 
 
 @dataclass
-class Drawing(tr.Drafter):
-    """Draws one token, from a distribution that is not the model's: what is accepted depends on other draws then."""
+class Sampling(tr.Drafter):
+    """Samples one token from a distribution other than the model's, so acceptance takes further random numbers."""
 
     @property
     def traits(self):
@@ -258,10 +258,10 @@ class Drawing(tr.Drafter):
         return tr.Draft(torch.cat([context.root, drawn]), [-1, 0], sampled_from={1: source})
 
 
-def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
-    """They are other texts than alone, of the same distribution: those of two tokens are counted."""
+def test_batched_outputs_with_sampled_drafts_have_the_models_distribution():
+    """They differ from single decoding but have the same distribution, tested on outputs of two tokens."""
     model = tiny.llama(13, context=0.3, vocab_size=4, initializer_range=0.4, hidden_size=16, num_hidden_layers=1)
-    texts, ids, drafter = Texts(model), torch.tensor([[1, 3, 2]]), Drawing()
+    texts, ids, drafter = Texts(model), torch.tensor([[1, 3, 2]]), Sampling()
     rows = [texts.join(ids, 2, drafter, seed, streamed=False) for seed in range(500)]
     texts.finish()
     possible = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -272,8 +272,8 @@ def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
     assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
 
 
-def sizes(monkeypatch, texts, curve, drafter="recycling"):
-    """Nodes of the trees that are verified while so many texts are decoded, all of which repeat themselves."""
+def tree_sizes(monkeypatch, texts, curve, drafter="recycling"):
+    """Return the tree sizes verified while `texts` repetitive sequences are decoded in one batch."""
     fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
@@ -283,20 +283,20 @@ def sizes(monkeypatch, texts, curve, drafter="recycling"):
     return seen
 
 
-def test_nodes_are_divided_by_what_passes_cost(monkeypatch):
-    """Where rows are free up to 16, one text has more of them than each of four; where each costs a pass of its own,
-    and nothing is left to share, none is drafted.
+def test_nodes_are_divided_by_forward_cost(monkeypatch):
+    """If 16 rows cost the same as one, a single sequence gets more nodes than each of four; if the rows above 4 are
+    expensive, nothing is drafted.
     """
     free = {1: 1.0, 16: 1.0, 17: 20.0, 64: 70.0}
-    assert max(sizes(monkeypatch, 1, free)) > max(sizes(monkeypatch, 4, free)) > 1
-    assert max(sizes(monkeypatch, 4, free)) <= 4
+    assert max(tree_sizes(monkeypatch, 1, free)) > max(tree_sizes(monkeypatch, 4, free)) > 1
+    assert max(tree_sizes(monkeypatch, 4, free)) <= 4
     fused = "fuse:recycling+suffix"
-    assert 4 >= max(sizes(monkeypatch, 4, free, fused)) > 1
+    assert 4 >= max(tree_sizes(monkeypatch, 4, free, fused)) > 1
     dear = {1: 1.0, 4: 1.0, 5: 50.0, 64: 700.0}
-    assert sizes(monkeypatch, 4, dear) == {1}
+    assert tree_sizes(monkeypatch, 4, dear) == {1}
 
 
-def test_models_whose_texts_cannot_share_passes_are_refused():
+def test_models_that_cannot_be_batched_are_refused():
     model = architectures.model_of(named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="one sequence"):
         RunningBatch(Target(model))
@@ -306,7 +306,7 @@ def test_models_whose_texts_cannot_share_passes_are_refused():
         RunningBatch(Target(split))
 
 
-class Seeing(tr.Drafter):
+class NeedsLayer(tr.Drafter):
     def __init__(self, number):
         self.number = number
 
@@ -318,11 +318,11 @@ class Seeing(tr.Drafter):
         return tr.make_drafter("plain").draft(context)
 
 
-def test_drafters_that_need_other_hidden_states_do_not_share_a_batch():
+def test_drafters_with_different_hidden_states_are_refused_in_one_batch():
     texts = Texts(LLAMA)
     for number in (1, 1):
-        texts.join(tiny.prompt(0, 5), 6, Seeing(number))
+        texts.join(tiny.prompt(0, 5), 6, NeedsLayer(number))
     with pytest.raises(ValueError, match=r"hidden states, \[\d\], got \[\d\]"):
-        texts.join(tiny.prompt(2, 5), 6, Seeing(2))
+        texts.join(tiny.prompt(2, 5), 6, NeedsLayer(2))
     texts.finish()
     assert all(row.error is None for row in texts.ended)

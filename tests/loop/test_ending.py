@@ -1,6 +1,4 @@
-"""What ends a call runs whatever fails; requests with fixed passes stay out of running batches; values compare by
-identity.
-"""
+"""Every cleanup at the end of a call runs; reproducible requests are not batched; values compare by identity."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ IDS = tiny.prompt(0, 6)
 
 
 class CloseError(Exception):
-    """Of `Batch.give_back`, `Request.finish` or `PassTimes.keep`."""
+    """Raised by `Batch.give_back`, `Request.finish` or `PassTimes.keep`."""
 
 
 def fails(*_):
@@ -29,7 +27,7 @@ def fails(*_):
 
 @pytest.mark.parametrize("broken", ["give back", "finish", "keep"])
 @pytest.mark.parametrize("stopped", [False, True])
-def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, broken, stopped):
+def test_every_cleanup_runs_even_if_another_raises(model, monkeypatch, broken, stopped):
     ran = []
     ends = {"give back": (Batch, "give_back"), "finish": (Request, "finish"), "keep": (PassTimes, "keep")}
     for name, (kind, method) in ends.items():
@@ -42,13 +40,13 @@ def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, b
     assert ran == ["give back", "finish", "keep"]
 
 
-def test_a_reproducible_request_shares_no_passes(model):
+def test_reproducible_request_is_not_batched(model):
     with pytest.raises(ValueError, match="reproducible"):
         Texts(model).join(IDS, 8, tr.make_drafter("recycling", reproducible=True))
 
 
 def values(model):
-    """Two of each kind."""
+    """Return two values of each kind."""
     step, other, *_ = tr.stream(model, IDS, "prompt_lookup", max_new_tokens=4)
     ids = torch.tensor([1, 2]), torch.tensor([1, 3])
     return [

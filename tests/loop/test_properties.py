@@ -1,4 +1,4 @@
-"""What must hold for every tree, draft, padding, cut and length, by hypothesis against brute force."""
+"""Properties of every tree, draft, padding, cut and length, compared with brute force by hypothesis."""
 
 import itertools
 from functools import cache
@@ -22,13 +22,13 @@ VOCABULARY = 5
 
 
 def following(seed, vocab_size=3):
-    """What the target says, whatever is drafted: a text of 20 tokens."""
+    """Return the target's output of 20 tokens, independent of drafts."""
     return torch.randint(0, vocab_size, (20,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 8))
-def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, seed, room):
-    """Brute force: of all texts that the tree drafts, the longest with which the target's text begins."""
+def test_walk_emits_the_longest_drafted_prefix_and_one_token(draft, seed, room):
+    """Brute force: of all paths of the tree, the longest prefix of the target's output."""
     said, tokens = following(seed), draft.tokens.tolist()
     drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.lineages}
     longest = max(length for length in range(len(said)) if tuple(said[:length]) in drafted)
@@ -37,7 +37,7 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, se
 
     def choose(logits):
         lineage = draft.lineages[int(logits)]
-        assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the text so far"
+        assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the emitted tokens"
         return said[len(text)]
 
     def append(token):
@@ -53,8 +53,8 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, se
 
 
 @given(trees(), st.sampled_from([("full", 0), ("sliding", 3), ("chunked", 4)]), st.integers(0, 9), st.integers(0, 9))
-def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, length, hole):
-    """Of `length` slots of text and `hole` slots of no text after them, as in the shorter rows of a batch."""
+def test_node_attends_to_its_lineage_within_reach_only(tree, reach, length, hole):
+    """`length` slots of the sequence precede `hole` empty slots, as in the shorter rows of a batch."""
     kind, size = reach
     n = len(tree)
     visible = torch.zeros(1, 1, n, length + hole + n, dtype=torch.bool)
@@ -83,8 +83,8 @@ def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, len
     st.integers(1, 12),
     st.integers(0, 10**6),
 )
-def test_a_cache_keeps_exactly_the_accepted_slots(rows, n, seed):
-    """Rows of different lengths keep different numbers of nodes, in order, behind what they had."""
+def test_cache_keeps_exactly_the_accepted_slots(rows, n, seed):
+    """Rows of different lengths keep different numbers of nodes, in order, after their cached slots."""
     generator = torch.Generator().manual_seed(seed)
     lengths, held = [length for length, _ in rows], max(length for length, _ in rows)
     accepted = [torch.randperm(n, generator=generator)[: min(kept, n)].sort().values.tolist() for _, kept in rows]
@@ -108,7 +108,7 @@ POSITIONS = 24
 
 
 def _gpt2():
-    """Its learned positions end with the 24th token: a later one is an error."""
+    """Return a GPT-2 with 24 learned positions: a later position is an error."""
     torch.manual_seed(3)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "initializer_range": 0.5}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **sizes)).eval()
@@ -121,12 +121,12 @@ GPT2 = _gpt2()
 
 @cache
 def alone(model, seed, length, new):
-    """What plain `generate` says after a prompt by itself."""
+    """Return the output of plain `generate` for one prompt."""
     return model.generate(tiny.prompt(seed, length, VOCABULARY), max_new_tokens=new)[0, length:].tolist()
 
 
 def together(model, prompts, spare, new, drafter, **more):
-    """What accelerated `generate` says after each of several prompts of a seed and a length, padded on the left."""
+    """Return the outputs of accelerated `generate` for left-padded prompts, each given by seed and length."""
     inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in prompts], spare)
     with tr.accelerated(model, drafter) as acceleration:
         found = model.generate(**inputs, max_new_tokens=new, **more)
@@ -140,8 +140,8 @@ PROMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10)), min_size=1,
 
 @settings(max_examples=40)
 @given(PROMPTS, st.integers(0, 3), st.sampled_from([1, 7, 16]), SHAPES, st.integers(0, 10**6), st.integers(1, 5))
-def test_a_row_says_what_it_says_alone(prompts, spare, new, shapes, seed, end):
-    """Whatever else is in the batch, however it is padded, whatever is drafted; 5 is no token and ends nothing."""
+def test_row_of_a_batch_equals_single_decoding(prompts, spare, new, shapes, seed, end):
+    """For any other rows, padding and drafts. An end token of 5 is outside the vocabulary and ends nothing."""
     rows = together(LLAMA, prompts, spare, new, Garbage(shapes, seed, VOCABULARY), eos_token_id=end)
     for row, (prompt, length) in zip(rows, prompts, strict=True):
         wanted = alone(LLAMA, prompt, length, 16)[:new]
@@ -152,9 +152,9 @@ def test_a_row_says_what_it_says_alone(prompts, spare, new, shapes, seed, end):
 
 @settings(max_examples=60)
 @given(st.integers(1, POSITIONS), st.none() | st.integers(0, 12), SHAPES, st.integers(0, 10**6))
-def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, shapes, seed):
-    """Trees are as deep as the rest of the positions and of the text lets them be; `short` of None is a limit far
-    beyond, with a criterion that ends the text at the last position.
+def test_trees_shrink_near_the_last_position(length, short, shapes, seed):
+    """Tree depth is limited by the remaining positions and the remaining length. With `short` of None, the length limit
+    is far beyond, and a criterion ends the sequence at the last position.
     """
     new, said = POSITIONS + 1 - length, list[int]()
     how = {"max_new_tokens": max(1, new - (short or 0))}
@@ -170,11 +170,11 @@ def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, sha
 
 
 WIDE = tiny.llama(6, context=1)
-"""Its choices follow from all that it sees."""
+"""A model whose choices depend on its whole context."""
 
 
-class InTurn(Garbage):
-    """Fills its trees with what the model says: every node has the right token for its depth."""
+class CorrectTrees(Garbage):
+    """Fills its trees with the model's output: every node has the correct token for its depth."""
 
     def draft(self, context):
         tree, said = self.shapes[len(self.steps) % len(self.shapes)], alone(WIDE, 0, 10, 60)
@@ -182,8 +182,8 @@ class InTurn(Garbage):
         return tr.Draft([int(context.root), *(said[place + depth] for depth in tree.depths[1:])], tree.parents)
 
 
-def test_trees_of_one_size_have_masks_of_their_own():
-    """A chain and a star: with the mask of another one a node does not see the tokens before it."""
+def test_trees_of_equal_size_have_their_own_masks():
+    """A chain and a star: with the other's mask, a node would not attend to the tokens before it."""
     shapes = [tr.Template((-1, 0, 1, 2), (0,) * 4), tr.Template((-1, 0, 0, 0), (0, 0, 1, 2))]
-    steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), InTurn(shapes), max_new_tokens=40)
+    steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), CorrectTrees(shapes), max_new_tokens=40)
     assert [token for step in steps for token in step.tokens] == alone(WIDE, 0, 10, 60)[:40]

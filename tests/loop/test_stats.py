@@ -1,4 +1,4 @@
-"""The accounting, on a model that counts modulo 16: every acceptance can be worked out by hand."""
+"""Statistics, on a model that counts modulo 16: every acceptance can be computed by hand."""
 
 import json
 from collections import Counter
@@ -32,9 +32,9 @@ def run(model, drafter, tokens, start=0, **options):
     [
         (None, 10, {1: 10}, 0, 0, {}, {}),
         ("chain:4", 20, {5: 4}, 16, 0, {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 1.0}),
-        # Steps of 5, 5 and 2: for the last one only one node can be of use.
+        # Steps of 5, 5 and 2: only one node is useful in the last step.
         ("chain:4", 12, {5: 2, 2: 1}, 4 + 4 + 1, 0, {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 1.0}),
-        # Only 0 and 00 are right. Node 10 is not tried, since its parent was never accepted.
+        # Only 0 and 00 are correct. Node 10 is never tried, since its parent is never accepted.
         ("0 1 2 00 10", 9, {3: 3}, 15, 9, {1: 1.0, 2: 1.0}, {0: 1.0, 1: 0.0, 2: 0.0}),
     ],
 )
@@ -44,7 +44,7 @@ def test_accepted_and_discarded_nodes_are_counted(
     stats = run(counting, learned(counting, tree) if tree else "plain", tokens)
     assert dict(stats.lengths) == lengths
     assert (stats.tokens, stats.mat) == (tokens, tokens / stats.steps)
-    assert stats.first_tokens == next(iter(lengths)), "all tokens of the step that read the prompt"
+    assert stats.first_tokens == next(iter(lengths)), "all tokens of the step that includes the prefill"
     assert (stats.drafted, stats.discarded) == (drafted, discarded)
     assert (stats.discard_rate, stats.verification_rate) == (discarded / tokens, stats.steps / tokens)
     assert (stats.acceptance_by_depth, stats.acceptance_by_rank) == (by_depth, by_rank)
@@ -52,7 +52,7 @@ def test_accepted_and_discarded_nodes_are_counted(
 
 
 def figures_of(steps):
-    """What is said of these steps, counted anew."""
+    """Recompute the statistics from the steps."""
     tokens, drafts = [len(step.tokens) for step in steps], [step.draft for step in steps]
     accepted, depths = [len(step.accepted) - 1 for step in steps], [draft.depth for draft in drafts]
     drafted, tried, right = sum(map(len, drafts)) - len(drafts), Counter(), Counter()
@@ -82,8 +82,8 @@ def figures_of(steps):
 
 @settings(max_examples=12)
 @given(st.lists(st.lists(trees(max_nodes=12), min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 10**6))
-def test_figures_are_those_of_the_steps_of_a_run_and_of_several_that_are_added_up(shapes, seed):
-    """Trees of every shape, a lone root among them, whose random tokens are right now and then."""
+def test_statistics_equal_those_recomputed_from_steps_for_runs_and_sums(shapes, seed):
+    """Trees of every shape, including a lone root, with random tokens that are sometimes correct."""
     parts, steps, length = [], [], 0
     for place, trees_of_run in enumerate(shapes):
         stats, prompt = tr.Stats(cached_tokens=place), tiny.prompt(place, 3 + place, 5)
@@ -99,7 +99,7 @@ def test_figures_are_those_of_the_steps_of_a_run_and_of_several_that_are_added_u
     assert total.seconds == pytest.approx({name: sum(part.seconds[name] for part in parts) for name in PARTS})
 
 
-def test_a_sum_waits_for_the_device_where_one_run_does_and_describes_the_last_that_says_how_it_was_made():
+def test_sum_synchronizes_if_one_run_does_and_keeps_the_last_description():
     waiting, other = tr.Stats(synchronize=True, drafter="first", path="eager"), tr.Stats(drafter="second")
     for total, waits, drafter, path in (
         (waiting + other, True, "second", "eager"),
@@ -110,7 +110,7 @@ def test_a_sum_waits_for_the_device_where_one_run_does_and_describes_the_last_th
         assert (total.synchronize, total.drafter, total.path) == (waits, drafter, path)
 
 
-def test_the_parts_of_a_step_sum_up(model):
+def test_times_of_the_parts_of_a_step_sum_up(model):
     stats = tr.Stats(synchronize=True)
     for _ in tr.stream(model, tiny.prompt(0, 20), max_new_tokens=30, stats=stats):
         pass
@@ -123,8 +123,8 @@ def test_the_parts_of_a_step_sum_up(model):
     assert stats.prompt_tokens == 20
 
 
-def test_a_dictionary_has_all_that_was_counted_and_every_figure(counting):
-    """By the same names, but for these."""
+def test_dictionary_has_every_field_and_property(counting):
+    """Under the same names, with these exceptions."""
     names = {
         "lengths": "steps_by_length",
         "nodes": "steps_by_nodes",

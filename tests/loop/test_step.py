@@ -1,4 +1,4 @@
-"""Where a text ends, which limits hold, and that processors and criteria are called as `generate` calls them."""
+"""Ends and limits of sequences; processors and criteria are called as `generate` calls them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def selector(*processors, sample=False):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_most_probable_token_is_chosen_in_every_precision(dtype):
+def test_most_probable_token_is_chosen_in_every_precision(dtype):
     logits = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert selector()(logits) == int(logits.argmax())
 
 
-def test_drafts_are_warped_by_what_looks_at_scores_alone():
+def test_drafts_are_warped_by_warpers_but_not_by_processors():
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
     warpers = [TemperatureLogitsWarper(0.7), EtaLogitsWarper(0.05), TopHLogitsWarper(0.4)]
     penalty = RepetitionPenaltyLogitsProcessor(2.0)
@@ -41,8 +41,8 @@ def test_drafts_are_warped_by_what_looks_at_scores_alone():
     assert torch.equal(selector(penalty, *warpers, sample=True).warp(logits), expected)
 
 
-def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):
-    """The draft goes on past the end, 5; nothing after it is kept, and what the model says after it is not learned."""
+def test_tokens_after_the_end_reach_neither_cache_nor_matrix(counting):
+    """The draft continues after the end, 5. No slot after it is kept, and the logits after it are not learned."""
     drafter = learned(counting, "chain:8")
     drafter.matrix.candidates[6:] = 0
     drafter.matrix.candidates[5] = 6
@@ -57,7 +57,7 @@ def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):
     assert wanted[0].tolist() == [0, *step.tokens]
 
 
-def test_a_llama_goes_on_past_its_positions_without_drafts():
+def test_llama_continues_past_its_positions_without_drafts():
     model = tiny.llama(max_position_embeddings=20)
     ids = tiny.prompt(0, 10)
     text, sizes = ids[0].tolist(), {}
@@ -69,7 +69,7 @@ def test_a_llama_goes_on_past_its_positions_without_drafts():
     assert {size for length, size in sizes.items() if length >= 20} == {1}
 
 
-def test_steps_show_what_the_model_said(model):
+def test_steps_have_the_models_logits(model):
     ids = tiny.prompt(0, 12)
     text = ids
     for step in tr.stream(model, ids, tree="paper", max_new_tokens=20):
@@ -92,12 +92,12 @@ def test_steps_show_what_the_model_said(model):
         (torch.tensor([-1, 3]), "from 0 to 63, got -1 to 3"),
     ],
 )
-def test_prompts_that_cannot_be_continued_are_refused_at_once(model, ids, message):
+def test_invalid_prompts_are_refused(model, ids, message):
     with pytest.raises(ValueError, match=message):
         tr.stream(model, ids)
 
 
-def test_of_a_long_prompt_the_end_is_read_with_the_draft():
+def test_end_of_a_long_prompt_is_read_with_the_first_draft():
     model, ids = tiny.llama(max_position_embeddings=2048), tiny.prompt(0, 700).repeat(1, 2)
     wanted, stats = model.generate(ids, max_new_tokens=12), tr.Stats()
     rows, _ = noted(model, lambda given: given["input_ids"].shape[1])
@@ -107,7 +107,7 @@ def test_of_a_long_prompt_the_end_is_read_with_the_draft():
     assert len(rows) == stats.steps + 1
 
 
-def test_a_step_is_learned_from_when_its_tokens_are_out(counting):
+def test_step_is_learned_after_its_tokens_are_delivered(counting):
     drafter = tr.make_drafter("recycling", tree=4)
     steps = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=9)
     next(steps)
@@ -116,4 +116,4 @@ def test_a_step_is_learned_from_when_its_tokens_are_out(counting):
     assert drafter.matrix.filled.any()
     learned_before = drafter.matrix.filled.sum()
     steps.close()
-    assert drafter.matrix.filled.sum() > learned_before, "a text that is left teaches what it has shown"
+    assert drafter.matrix.filled.sum() > learned_before, "the delivered steps of a closed stream are learned"

@@ -1,4 +1,4 @@
-"""Where a text ends, that none has to have a limit, and that what callers were shown stays as it was."""
+"""Ends of sequences, sequences without a limit, and tensors that callers may keep."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ from transformers import StoppingCriteriaList
 import token_recycling as tr
 
 ENDLESS = 10**12
-"""Tokens that no memory holds."""
+"""More tokens than memory can hold."""
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_text_ends_with_the_first_of_several_ends(counting, fast):
-    """Whatever says it first; a criterion that is asked too often fails the test, so that it does not go on."""
+def test_sequence_ends_at_the_first_of_several_ends(counting, fast):
+    """A criterion called after the end fails the test instead of letting it run forever."""
 
     def never(ids, scores, **_):
-        assert ids.shape[1] < 12, "goes on after its end"
+        assert ids.shape[1] < 12, "called after the end"
         return ids[:, -1] < 0
 
     def at_five(ids, scores, **_):
@@ -38,15 +38,15 @@ def test_a_text_ends_with_the_first_of_several_ends(counting, fast):
 @pytest.mark.parametrize(
     ("drafter", "fast"), paired(["recycling", "published", "suffix", "prompt_lookup", "lookahead"], [False, True])
 )
-def test_a_text_without_a_limit_ends_where_it_ends(counting, drafter, fast):
-    """As does a batch of them."""
+def test_unlimited_sequences_end_at_their_end_token(counting, drafter, fast):
+    """Single sequences and batches."""
     arguments = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "pad_token_id": 0, "do_sample": False}
     for ids in (torch.tensor([[3]]), torch.tensor([[3], [7]])):
         wanted = counting.generate(ids, **arguments)
         assert torch.equal(tr.generate(counting, ids, drafter=drafter, fast=fast, **arguments), wanted)
 
 
-def test_criteria_and_processors_may_keep_what_they_see(model):
+def test_criteria_and_processors_may_keep_their_inputs(model):
     def shown(generate, **more):
         kept = []
 

@@ -1,4 +1,4 @@
-"""Who waits for whom in a running batch: long prompts are read in pieces, and nobody waits for the rest of one."""
+"""Scheduling of prefill in a running batch: long prompts are read in pieces, and other requests do not wait."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LONG, SHORT = tiny.prompt(1, 6 * PIECE + 20), tiny.prompt(0, 5)
 
 @pytest.fixture
 def texts(monkeypatch):
-    """A batch that tells what it does, `events`: the length of every piece of a prompt, and 0 for every pass of all.
-    All pieces are as those behind many tokens.
+    """A batch that records `events`: the length of every piece of a prompt, and 0 for every forward pass of the batch.
+    All pieces have the size of pieces that follow many tokens.
     """
     monkeypatch.setattr(prefill, "_FAR", 0)
     made, now = Texts(MODEL), [0.0]
@@ -51,13 +51,13 @@ def texts(monkeypatch):
     return made
 
 
-def begun(texts, row):
-    """Goes on until a text has said something."""
+def step_until_begun(texts, row):
+    """Step until a request has output."""
     while not texts.said[row]:
         texts.step()
 
 
-def test_a_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
+def test_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
     long = texts.join(LONG, 6)
     texts.step()
     texts.step()
@@ -70,18 +70,18 @@ def test_a_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
     assert [texts.said[row] for row in (long, short)] == [plain(MODEL, ids, 6) for ids in (LONG, SHORT)]
 
 
-def test_others_make_steps_for_as_long_as_a_piece_took(texts):
-    """The last piece, which is short and gives a token, is not put off."""
+def test_other_requests_step_for_as_long_as_a_piece_took(texts):
+    """The last piece, which is short and emits a token, is not delayed."""
     texts.seconds["piece"] = 3.0
     texts.join(SHORT, 200, "plain")
-    begun(texts, texts.join(LONG, 6, "plain"))
+    step_until_begun(texts, texts.join(LONG, 6, "plain"))
     pieces = "".join("." if event == 0 else "P" for event in texts.events)
     assert pieces[1:] == "." + "P..." * 5 + "P.P."
 
 
 @pytest.mark.parametrize("length", [PIECE, PIECE + 1], ids=["less than a piece", "a whole piece"])
-def test_many_short_prompts_do_not_keep_a_long_one_from_being_read(texts, length):
-    """Whether there are others that have begun or not."""
+def test_many_short_prompts_do_not_starve_a_long_one(texts, length):
+    """With and without other requests that have begun."""
     long = texts.join(LONG, 6)
     others = []
     for _ in range(60):
@@ -93,9 +93,9 @@ def test_many_short_prompts_do_not_keep_a_long_one_from_being_read(texts, length
     assert texts.said[long] == plain(MODEL, LONG, 6)
 
 
-def test_what_others_have_read_makes_a_prompt_short(texts):
+def test_cached_prefix_makes_a_prompt_short(texts):
     prefixes = PrefixCache(texts.batch.target, 10**9).of("")
-    begun(texts, texts.join(LONG, 1, hints=Hints(prefixes)))
+    step_until_begun(texts, texts.join(LONG, 1, hints=Hints(prefixes)))
     other = texts.join(tiny.prompt(3, 3 * PIECE), 1)
     texts.step()
     texts.events.clear()
@@ -108,8 +108,8 @@ def test_what_others_have_read_makes_a_prompt_short(texts):
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["being read", "waiting"])
-def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
-    """What was read of it is kept, and the others go on."""
+def test_request_that_leaves_during_prefill_ends_immediately(texts, begins):
+    """Slots already computed are cached, and the other requests continue."""
     prefixes, gone = PrefixCache(texts.batch.target, 10**9).of(""), []
 
     def reading():
@@ -140,7 +140,7 @@ def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
 
 @dataclass
 class Learning(tr.Drafter):
-    """Keeps the hidden states that it is shown of prompts."""
+    """Records the hidden states of prompts."""
 
     def __post_init__(self):
         self.read = []
@@ -157,7 +157,7 @@ class Learning(tr.Drafter):
 
 
 @pytest.mark.parametrize(("length", "streamed"), [(3 * PIECE, True), (3 * PIECE + 1, True), (3 * PIECE + 2, False)])
-def test_what_is_learned_of_a_prompt_is_the_same_in_pieces(texts, length, streamed):
+def test_hidden_states_of_a_prompt_are_the_same_in_pieces(texts, length, streamed):
     drafter, ids = Learning(), tiny.prompt(2, length)
     other = texts.join(SHORT, 60)
     texts.step()
@@ -171,8 +171,8 @@ def test_what_is_learned_of_a_prompt_is_the_same_in_pieces(texts, length, stream
     assert torch.allclose(read, whole, atol=1e-4)
 
 
-def test_a_prompt_read_alone_is_cut_at_the_same_places(texts):
-    """A streamer with `reading_prompt` is asked before each piece, and may end the call."""
+def test_single_prompt_is_split_into_the_same_pieces(texts):
+    """`reading_prompt` of a streamer is called before each piece, and may end the call."""
     asked = []
 
     def put(tokens):
