@@ -4,5 +4,5 @@ from support import tiny
 
 @pytest.fixture
 def deep():
-    """A llama with states to read between its six layers."""
+    """A llama of six layers, so that there are states between layers."""
     return tiny.llama(3, num_hidden_layers=6)

@@ -1,4 +1,6 @@
-"""Assistants of another tokenizer: the same model in other words drafts the same; a text is read token by token."""
+"""Assistants with another tokenizer: the same model with renamed tokens drafts the same; drafts equal those of a model
+without a cache.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ def target():
 
 
 def fewer_words():
-    """Trained on other texts, with fewer tokens of several letters."""
+    """A tokenizer trained on other text, with fewer tokens of several letters."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -52,7 +54,7 @@ def fewer_words():
         ids=lambda options: options.get("mode", "graph"),
     ),
 )
-def test_the_same_model_in_other_words_drafts_the_same(target, options):
+def test_same_model_with_another_tokenizer_drafts_the_same(target, options):
     other, words = assistants.in_other_words(tiny.related(target), WORDS)
     drafters = (
         DraftModel(tiny.related(target), **options),
@@ -66,8 +68,8 @@ def test_the_same_model_in_other_words_drafts_the_same(target, options):
 
 
 @torch.no_grad()
-def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target):
-    """With tokens that only one of the two has, over steps with rejections."""
+def test_drafts_equal_those_computed_without_a_cache(target):
+    """With tokens that only one of the two vocabularies contains, over steps with rejections."""
     words = fewer_words()
     model = tiny.llama(3, vocab_size=len(words))
     translation, text = Translation(WORDS, words, Target(target)), PROMPT[0].tolist()
@@ -89,8 +91,8 @@ def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target):
     assert max(lengths) > 1, "some tokens are spelt"
 
 
-def test_nothing_is_drafted_where_nothing_can_be_read(target):
-    """A prompt of nothing but marks without letters; later tokens are read."""
+def test_nothing_is_drafted_without_translatable_tokens(target):
+    """The prompt consists of special tokens only; later tokens are translated."""
     other, words = assistants.in_other_words(target, WORDS)
     ids = torch.tensor([[WORDS.eos_token_id] * 3])
     drafter = Assistant(other, nodes=6, tokenizer=WORDS, assistant_tokenizer=words)
@@ -100,8 +102,8 @@ def test_nothing_is_drafted_where_nothing_can_be_read(target):
     assert [t for step in steps for t in step.tokens] == target.generate(ids, max_new_tokens=16)[0, 3:].tolist()
 
 
-def test_a_prompt_begins_as_the_assistant_knows_it_and_a_space_before_a_word_is_kept():
-    """The space by a tokenizer that takes away the one with which a text begins."""
+def test_prompt_begins_with_the_assistants_special_token_and_leading_spaces_are_kept():
+    """The target's tokenizer strips a leading space."""
     words = fewer_words()
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single="<start> $A", special_tokens=[("<start>", words.bos_token_id)]
@@ -117,8 +119,8 @@ def test_a_prompt_begins_as_the_assistant_knows_it_and_a_space_before_a_word_is_
     assert words.decode(translation.one(0, 1)) == " long"
 
 
-def of_the_targets_cache(folder):
-    """The configuration of an assistant that reads the target's cache."""
+def assistant_on_the_targets_cache(folder):
+    """Save the configuration of an assistant that reads the target's cache."""
     skip_without("gemma4_assistant", CONFIG_MAPPING)
     text = CONFIG_MAPPING["gemma4_text"](
         num_hidden_layers=2, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0
@@ -141,17 +143,17 @@ def of_the_targets_cache(folder):
             "logits for all",
         ),
         (lambda folder: {"model": "/missing"}, "/missing"),
-        (lambda folder: {"model": str(folder)}, "cannot_be_an_ass"),
-        (of_the_targets_cache, "gemma4_assistant"),
+        (lambda folder: {"model": str(folder)}, "unusable_assist"),
+        (assistant_on_the_targets_cache, "gemma4_assistant"),
     ],
 )
-def test_what_cannot_be_an_assistant_is_refused(target, options, said, tmp_path):
+def test_unusable_assistants_are_refused(target, options, said, tmp_path):
     drafter = Assistant(**{"model": target, **options(tmp_path)})
     with pytest.raises(ValueError, match=said):
         tr.generate(target, PROMPT, drafter=drafter, max_new_tokens=4)
 
 
-def test_tokenizers_beside_the_models_are_found(target, tmp_path):
+def test_tokenizers_in_the_model_folders_are_found(target, tmp_path):
     other, words = assistants.in_other_words(tiny.related(target), WORDS)
     for name, model, tokenizer in (("target", target, WORDS), ("assistant", other, words)):
         model.save_pretrained(tmp_path / name)

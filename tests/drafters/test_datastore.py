@@ -1,4 +1,4 @@
-"""The datastore: look-ups against a search of the whole text, and files that are not to be trusted."""
+"""The datastore: look-ups compared with a search of the whole text, and damaged files."""
 
 import os
 import re
@@ -19,8 +19,8 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("datastore")
 
 
-def followed(documents, ngram, length):
-    """What followed `ngram` wherever something did, up to the end of the document."""
+def continuations_of(documents, ngram, length):
+    """Return the continuations of all occurrences of `ngram`, up to the end of their document."""
     return sorted(
         document[end : end + length]
         for document in documents
@@ -30,17 +30,17 @@ def followed(documents, ngram, length):
 
 
 @given(DOCUMENTS, st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 3), st.integers(3, 9))
-def test_what_followed_the_longest_suffix_is_found(folder, documents, text, shortest, longest):
+def test_continuations_of_the_longest_suffix_are_found(folder, documents, text, shortest, longest):
     store = build(documents, folder / "longest")
     suffixes = (text[len(text) - size :] for size in range(min(longest, len(text)), shortest - 1, -1))
-    wanted = next((found for found in (followed(documents, suffix, 4) for suffix in suffixes) if found), [])
+    wanted = next((found for found in (continuations_of(documents, suffix, 4) for suffix in suffixes) if found), [])
     found = store.continuations(np.array(text[-longest:]), shortest, 4, 100).tolist()
     assert sorted([row[: row.index(-1)] if -1 in row else row for row in found]) == wanted
     assert found == sorted(found)
 
 
-def test_of_too_many_places_the_newest_are_read_and_ids_may_be_of_any_size(tmp_path):
-    """3 + 65,536 is 3 in 16 bits; the published program would find it."""
+def test_newest_matches_are_read_first_and_ids_may_exceed_16_bits(tmp_path):
+    """3 + 65,536 equals 3 in 16 bits; the published program would return a false match."""
     store = build([[1, token] for token in range(2, 12)], tmp_path / "store")
     assert store.continuations(np.array([1]), 1, 1, 5)[:, 0].tolist() == [7, 8, 9, 10, 11]
     assert store.continuations(np.array([12]), 1, 3, 5).shape == (0, 3)
@@ -54,17 +54,17 @@ def test_of_too_many_places_the_newest_are_read_and_ids_may_be_of_any_size(tmp_p
     ("documents", "value"),
     [([], "got 0"), ([[], []], "got 0"), ([[1, -1]], "got -1 to 1"), ([[2**31 - 1]], "got 2147483647")],
 )
-def test_what_is_no_text_is_refused(tmp_path, documents, value):
+def test_invalid_documents_are_refused(tmp_path, documents, value):
     with pytest.raises(DatastoreError, match=value):
         build(documents, tmp_path / "store")
     assert os.listdir(tmp_path) == []
 
 
-# files of others
+# damaged files
 
 
 def rewritten(path, arrays=None, **header):
-    """A small datastore with some of its arrays and some of its header replaced."""
+    """Write a small datastore with some arrays and header fields replaced."""
     build([[1, 2, 3], [1, 2, 4]], path, "abc")
     held = {**load_file(path), **(arrays or {})}
     stated = {"format": FORMAT, "version": VERSION, "tokenizer": "abc", "vocab_size": "5", **header}
@@ -90,7 +90,7 @@ def rewritten(path, arrays=None, **header):
     ],
     ids=str,
 )
-def test_a_file_that_is_cut_or_says_something_else_is_refused(tmp_path, arrays, header, length):
+def test_truncated_or_invalid_files_are_refused(tmp_path, arrays, header, length):
     path = rewritten(tmp_path / "store", arrays, **header)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * length)])
     with pytest.raises(DatastoreError, match=re.escape(str(path))):
@@ -101,9 +101,9 @@ def test_a_file_that_is_cut_or_says_something_else_is_refused(tmp_path, arrays, 
 
 
 @pytest.mark.parametrize("place", [-(2**31), -3, 7, 8, 800, 2**31 - 1])
-def test_damaged_chains_and_tokens_lead_nowhere(tmp_path, place):
-    """Whatever the places, none beyond the text is read, and no look-up goes on for ever; a token that cannot be is
-    found when it is looked up.
+def test_damaged_chains_end_and_invalid_tokens_are_refused(tmp_path, place):
+    """With any positions, no read goes beyond the text and every look-up ends. An invalid token is detected when it is
+    looked up.
     """
     for name in ("before", "newest"):
         array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)

@@ -1,4 +1,4 @@
-"""DFlash: a block is what the assistant says that reads the text anew; trees of its places; texts are the target's."""
+"""DFlash: blocks equal those computed without a cache, trees over the positions of a block, budgets, and assistants."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from token_recycling.trees.templates import best_paths
 
 
 @torch.no_grad()
-def wanted_chances(model, assistant, text):
-    """(places, vocabulary): of the block after a text, all of it read anew."""
+def expected_probabilities(model, assistant, text):
+    """(positions, vocabulary): probabilities of the block after a text, computed without a cache."""
     decoder = model.get_decoder()
     states = decoder(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
     config = assistant.config
@@ -31,25 +31,25 @@ def wanted_chances(model, assistant, text):
     return model.lm_head(outputs.last_hidden_state[0, 1:]).softmax(-1)
 
 
-def test_every_block_is_what_an_assistant_says_that_reads_everything_anew():
-    """Across the border of its window, with rejections and with places where nothing was drafted; the tree is the best
-    one of the places' product.
+def test_blocks_equal_those_computed_without_a_cache():
+    """Beyond the assistant's window, with rejections and with steps without drafts. The tree has the best nodes by the
+    product of the positions' probabilities.
     """
     model = tiny.llama(1)
     assistant, prompt, nodes, k = assistants.dflash(model), tiny.prompt(2, 9), 7, 4
     steps = drafted_steps(model, DFlash(assistant, tree=nodes, k=k), prompt, max_new_tokens=40)
-    assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
+    assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
     for text, step in steps[1:]:
         room = 40 - (len(text) - 9) - 1
         if room:
-            probabilities, tokens = wanted_chances(model, assistant, text)[:room].topk(k)
+            probabilities, tokens = expected_probabilities(model, assistant, text)[:room].topk(k)
             paths = [path for (_, path), _ in zip(best_paths(probabilities.tolist()), range(nodes), strict=False)]
             wanted = {tuple(int(tokens[depth, rank]) for depth, rank in enumerate(path)) for path in paths}
             assert set(paths_of(step.draft)[1:]) == wanted
-    assert {1, 2} <= {len(step.accepted) for _, step in steps}, "some are accepted, and some rejected"
+    assert {1, 2} <= {len(step.accepted) for _, step in steps}, "some drafts are accepted, and some rejected"
 
 
-def test_a_perfect_assistant_saves_most_steps(counting):
+def test_perfect_assistant_saves_most_steps(counting):
     drafter = DFlash(assistants.foreseeing_dflash(counting), tree=12)
     stats = check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=41)
     assert stats.mat > 2
@@ -59,16 +59,16 @@ def test_a_perfect_assistant_saves_most_steps(counting):
 FAMILIES = {one.family: one for one in RECURRENT}
 
 
-def test_a_block_is_embedded_without_the_norm_of_an_embedding():
+def test_block_is_embedded_without_the_embedding_norm():
     embedding, tokens = model_of(FAMILIES["inkling_text"]).get_input_embeddings(), torch.tensor([[3, 4]])
     normed = embedding(tokens)
     plain = _without_norm(embedding)(tokens)
     assert torch.equal(plain, torch.nn.functional.embedding(tokens, embedding.weight))
     assert not torch.equal(plain, normed)
-    assert torch.equal(embedding(tokens), normed), "the target's own is as before"
+    assert torch.equal(embedding(tokens), normed), "the target's own embedding is unchanged"
 
 
-def test_auto_drafts_as_many_nodes_as_pay(counting, monkeypatch):
+def test_auto_drafts_the_number_of_nodes_that_pays(counting, monkeypatch):
     fix_work(monkeypatch)
     assistant = assistants.foreseeing_dflash(counting)
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
@@ -92,13 +92,13 @@ def test_auto_drafts_as_many_nodes_as_pay(counting, monkeypatch):
         (lambda model, folder: str(folder), "DFlash assistant"),
     ],
 )
-def test_what_is_no_assistant_of_the_target_is_refused(model, make, value, tmp_path):
+def test_assistants_that_do_not_fit_the_target_are_refused(model, make, value, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=value):
         tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(make(model, tmp_path)), max_new_tokens=4)
 
 
-def test_an_assistant_is_loaded_from_its_folder(counting, tmp_path):
+def test_assistant_is_loaded_from_its_folder(counting, tmp_path):
     assistant = assistants.foreseeing_dflash(counting)
     assistant.save_pretrained(tmp_path)
     wanted, found = (
@@ -108,7 +108,7 @@ def test_an_assistant_is_loaded_from_its_folder(counting, tmp_path):
     assert found == wanted
 
 
-def test_an_assistant_takes_the_type_of_its_target_and_stays_as_it_is():
+def test_copy_of_the_assistant_has_the_targets_dtype():
     model = tiny.llama().to(torch.bfloat16)
     assistant = assistants.dflash(model)
     check_same(model, DFlash(assistant, tree=4), tiny.prompt(0, 6), max_new_tokens=12)

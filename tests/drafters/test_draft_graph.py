@@ -1,4 +1,4 @@
-"""Sequences, trees and graphs of a draft model, where that is a table: what follows a token depends on it alone."""
+"""Chains, trees and graphs of a draft model that is a table: the next token depends only on the last one."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from token_recycling.drafters._shared.graph import Rules
 
 
 def nested(graph):
-    """The unrolled tree: the children of each token in brackets behind it, copies with a star."""
+    """Return the unrolled tree: children in parentheses after each token, copies with a star."""
     draft = graph.unrolled(99)
 
     def written(node):
@@ -24,31 +24,31 @@ def nested(graph):
     ("rules", "layers"),
     [
         (Rules(depth=2, k=2, nodes=99), [[1, 2]]),
-        # Of 1 (0.6) and 2 (0.4) only 1 is likely enough to be followed.
+        # Of 1 (0.6) and 2 (0.4) only 1 is probable enough to be expanded.
         (Rules(depth=2, k=2, nodes=99, theta_prob=0.5), [[1]]),
-        # 4 has 0.1 where its sibling has 0.9, below 0.3 of it; 5 has 0.3 where its sibling has 0.7.
+        # 4 (0.1) has less than 0.3 of its sibling's 0.9; 5 has 0.3 against its sibling's 0.7.
         (Rules(depth=3, k=2, nodes=99, theta_sib=0.3), [[1, 2], [3, 3, 5]]),
         (Rules(depth=3, k=2, nodes=99, theta_sib=0.5), [[1, 2], [3, 3]]),
-        # Where one token must recur, the second 3 is merged with the first; 1 3 and 2 3 end alike in no more than one.
+        # With tau 1, the second 3 is merged with the first: 1 3 and 2 3 share exactly one last token.
         (Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1), [[1, 2], [3, 5]]),
         (Rules(depth=4, k=2, nodes=99, theta_sib=0.5, tau=2), [[1, 2], [3, 3], [6]]),
-        # With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read.
+        # The best two nodes are 1 (0.6) and its child 3 (0.54): neither 2 (0.4) nor 3 is expanded.
         (Rules(depth=3, k=2, nodes=2), [[1]]),
         (Rules(depth=3, k=2, nodes=1), []),
     ],
 )
-def test_which_nodes_are_followed(rules, layers):
+def test_expanded_nodes(rules, layers):
     assert grown(FORK, rules)[1].layers == layers
 
 
-def test_a_tree_has_the_likeliest_children_of_every_node():
+def test_tree_has_the_most_probable_children_of_every_node():
     graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=99))
     assert nested(graph) == "0(1(3 4) 2(3 5))"
     assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
 
 
-def test_what_follows_a_merged_node_is_copied():
-    """Both branches come to 3. A copy is as likely as its path: 0.4 * 0.7 * 0.8."""
+def test_children_of_a_merged_node_are_copied():
+    """Both branches lead to 3. The probability of a copy is that of its path: 0.4 * 0.7 * 0.8."""
     graph, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
     assert reader.parents == [[0, 0], [1, 2]]
     assert [graph.tokens[node] for node in graph.merged] == [3]
@@ -58,8 +58,8 @@ def test_what_follows_a_merged_node_is_copied():
     assert draft.values[copy] == pytest.approx(0.4 * 0.7 * 0.8)
 
 
-def test_the_text_before_the_root_counts_for_tau():
-    """The text ends with 5 0, the drafts go on with 1 or 2. Where 5 0 2 comes again, it is merged with the first 2."""
+def test_tau_includes_tokens_before_the_root():
+    """The sequence ends with 5 0, the drafts continue with 1 or 2. A second 5 0 2 is merged with the first 2."""
     table = {0: {1: 0.8, 2: 0.2}, 1: {5: 0.9}, 2: {7: 0.9}, 5: {0: 0.9}}
     rules = Rules(depth=5, k=2, nodes=99, theta_prob=0.1, tau=3)
     graph, _ = grown(table, rules, text=(5, 0))
@@ -68,7 +68,7 @@ def test_the_text_before_the_root_counts_for_tau():
     assert not grown(table, rules, text=(6, 0))[0].merged
 
 
-def test_ids_beyond_the_targets_are_never_drafted():
+def test_ids_beyond_the_targets_vocabulary_are_never_drafted():
     table = {0: {7: 0.9, 1: 0.1}, 1: {8: 0.9, 2: 0.1}}
     graph, _ = grown(table, Rules(depth=2, k=1, nodes=9), vocabulary=5)
     assert graph.tokens == [0, 1, 2]
@@ -79,8 +79,8 @@ def test_ids_beyond_the_targets_are_never_drafted():
         assert all(q.shape == (5,) for q in graph.sampled_from.values())
 
 
-def test_drawn_children_are_noted_and_all_verified():
-    """With room for five nodes and two children each, only one more node is followed after the root."""
+def test_sampled_children_are_recorded_and_all_verified():
+    """With five nodes and two children each, only one node besides the root is expanded."""
     torch.manual_seed(0)
     for _ in range(20):
         graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=5), warp=lambda logits: logits)
@@ -95,7 +95,7 @@ def test_drawn_children_are_noted_and_all_verified():
 
 @st.composite
 def tables(draw):
-    """Four tokens, each followed by all four, as likely as may be."""
+    """Return four tokens, each followed by all four with random probabilities."""
     weights = st.lists(st.integers(1, 9), min_size=4, max_size=4)
     return {
         token: {other: w / sum(row) for other, w in enumerate(row)}

@@ -1,4 +1,4 @@
-"""A second model drafts: the text stays the target's, the draft model's cache stays right, and pairs must fit."""
+"""Draft models: the output stays the target's, the draft model's cache stays correct, and pairs must fit."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from token_recycling.model.target import Target
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
-def test_drawn_drafts_follow_the_texts_temperature(model):
-    """At a temperature near 0 a model drafts for itself what is accepted; drawn at temperature 1 it would not be."""
+def test_drafts_are_sampled_at_the_requests_temperature(model):
+    """At a temperature near 0, a model that drafts for itself is always accepted; at temperature 1 it would not be."""
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=4, sampled=True)
     sampling = {"do_sample": True, "temperature": 0.02, "max_new_tokens": 20}
@@ -22,7 +22,7 @@ def test_drawn_drafts_follow_the_texts_temperature(model):
     assert stats.mat == 5
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(model):
+def test_model_drafting_for_itself_is_always_accepted(model):
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
     tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=20)
@@ -30,13 +30,15 @@ def test_a_model_that_drafts_for_itself_is_always_right(model):
     assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
     several, ids = tr.Stats(), tiny.prompt(2, 6).expand(3, -1)
     tr.generate(model, ids, drafter=drafter, stats=several, max_new_tokens=20, pad_token_id=0)
-    assert several.drafter_statistics == {"draft_forwards": 3 * 16, "drafted_by_model": 3 * 16}, "of all sequences"
+    assert several.drafter_statistics == {"draft_forwards": 3 * 16, "drafted_by_model": 3 * 16}, (
+        "summed over all sequences"
+    )
 
 
 @pytest.mark.parametrize("mode", ["tree", "graph"])
 @torch.no_grad()
-def test_every_node_is_what_a_model_says_that_reads_everything_anew(mode):
-    """After every step, also where a merge was crossed: so the cache holds the text, and nothing that was rejected."""
+def test_every_node_equals_that_computed_without_a_cache(mode):
+    """After every step, including accepted merges: the cache contains the sequence and no rejected tokens."""
     model = tiny.llama(4, vocab_size=8)
     draft, stats = related(model, 0.01), tr.Stats()
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
@@ -52,7 +54,7 @@ def test_every_node_is_what_a_model_says_that_reads_everything_anew(mode):
     assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (mode == "graph")
 
 
-def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model):
+def test_decoding_continues_without_drafts_beyond_the_draft_models_positions(model):
     drafter = tr.make_drafter("draft_model", model=tiny.llama(0, max_position_embeddings=20), mode="sequence", nodes=4)
     ids = tiny.prompt(0, 12)
     text, sizes = ids[0].tolist(), {}
@@ -68,7 +70,7 @@ def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model):
 # pairs
 
 
-def use(target, drafter):
+def check_pair(target, drafter):
     runs.check_same(target, drafter, tiny.prompt(0, 5), max_new_tokens=8)
 
 
@@ -79,8 +81,8 @@ def saved(model, tokenizer, folder):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 20), (20, 0)])
-def test_padded_vocabularies_fit(tokenizer, tmp_path, ours, theirs):
-    """Logits beyond the tokenizer's tokens, in the target or in the draft model, with one tokenizer beside both."""
+def test_padded_vocabularies_are_accepted(tokenizer, tmp_path, ours, theirs):
+    """Target or draft model have logits beyond the tokens of their common tokenizer."""
     target, draft = (
         saved(tiny.llama(vocab_size=len(tokenizer) + more), tokenizer, tmp_path / name)
         for name, more in (("target", ours), ("draft", theirs))
@@ -88,11 +90,11 @@ def test_padded_vocabularies_fit(tokenizer, tmp_path, ours, theirs):
     model = LlamaForCausalLM.from_pretrained(target)
     for sampled in (True, False):
         drafter = tr.make_drafter("draft_model", model=draft, sampled=sampled, nodes=12)
-        use(model, drafter)
+        check_pair(model, drafter)
         tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=8, do_sample=True)
 
 
-def test_another_tokenizer_is_refused(tokenizer, tmp_path):
+def test_different_tokenizer_is_refused(tokenizer, tmp_path):
     state = tokenizer.backend_tokenizer.to_str()
     state = state.replace('"Ġ":', '"!!":').replace('"!":', '"Ġ":').replace('"!!":', '"!":')
     other = PreTrainedTokenizerFast(tokenizer_object=type(tokenizer.backend_tokenizer).from_str(state))
@@ -101,7 +103,7 @@ def test_another_tokenizer_is_refused(tokenizer, tmp_path):
         for name, words in (("target", tokenizer), ("draft", other))
     )
     with pytest.raises(ValueError, match=r"2 of \d+ tokens; token 1 is '!' and 'Ġ'; choose"):
-        use(LlamaForCausalLM.from_pretrained(target), tr.make_drafter("draft_model", model=draft))
+        check_pair(LlamaForCausalLM.from_pretrained(target), tr.make_drafter("draft_model", model=draft))
 
 
 def test_models_that_cannot_draft_are_refused(model, tmp_path):
@@ -115,11 +117,11 @@ def test_models_that_cannot_draft_are_refused(model, tmp_path):
         (model, str(tmp_path / "none"), "none'"),
     ):
         with pytest.raises(ValueError, match=value):
-            use(target, tr.make_drafter("draft_model", model=draft))
+            check_pair(target, tr.make_drafter("draft_model", model=draft))
 
 
-def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn():
-    """Whether a tree fits must not depend on what was drawn. From 32 tokens on this model takes no trees."""
+def test_sampled_drafts_near_a_length_threshold_are_omitted_before_sampling():
+    """Whether a tree fits must not depend on the sampled tokens. Beyond 32 tokens this model takes no trees."""
     model = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
     drafter = tr.make_drafter("draft_model", model=tiny.llama(), sampled=True, mode="sequence", depth=4, nodes=4)
     length, sizes = 20, {}
@@ -131,7 +133,7 @@ def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn():
     assert {size for length, size in sizes.items() if length > 28} <= {1}
 
 
-def test_forks_share_the_draft_model_which_is_loaded_once(model, tmp_path):
+def test_forks_share_one_loaded_draft_model(model, tmp_path):
     tiny.llama(seed=1).save_pretrained(tmp_path / "draft")
     alone = tr.make_drafter("draft_model", model=str(tmp_path / "draft"))
     fused = tr.make_drafter("fuse", parts=[tr.make_drafter("draft_model", model=str(tmp_path / "draft")), "suffix"])

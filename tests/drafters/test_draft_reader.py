@@ -1,4 +1,4 @@
-"""A draft model reads a text and a tree as it would read each path by itself, whatever became text before."""
+"""A draft model reads a sequence and a tree like each path on its own, whichever nodes were accepted before."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from token_recycling.model.target import Target
 
 
 def after(model, text, *more):
-    """Logits of an ordinary pass over the text and more tokens."""
+    """Return the logits of an ordinary forward pass over the text and further tokens."""
     with torch.no_grad():
         return model(input_ids=torch.cat([text, torch.tensor(more, dtype=torch.long)])[None], use_cache=False).logits[
             0, -1
@@ -43,15 +43,15 @@ CASES = [architectures.named("gpt2"), architectures.named("bloom"), architecture
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_other_architectures_draft_as_well(case):
-    """Learned positions, ALiBi by key, windows that the text crosses."""
+def test_other_architectures_can_draft(case):
+    """Learned positions, ALiBi by key, attention windows shorter than the sequence."""
     model = architectures.model_of(case)
     compare(model, 1)
     compare(model, 14)
 
 
 @torch.no_grad()
-def test_many_new_tokens_are_read_as_a_prompt_is(model):
+def test_many_new_tokens_are_read_like_a_prompt(model):
     text, reader = tiny.prompt(0, 90)[0], Reader(Target(model))
     reader.read(text[:5])
     torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
@@ -59,16 +59,16 @@ def test_many_new_tokens_are_read_as_a_prompt_is(model):
 
 
 @torch.no_grad()
-def test_unknown_tokens_are_read_as_the_last_known():
+def test_tokens_beyond_the_vocabulary_are_read_as_its_last_token():
     model = tiny.llama(vocab_size=20)
     reader, text = Reader(Target(model)), torch.tensor([3, 19, 57, 4])
     torch.testing.assert_close(reader.read(text)[0], after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
+def test_reach_is_limited_by_the_last_position_if_there_is_one():
     reader = Reader(Target(tiny.llama(max_position_embeddings=20)))
-    # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
+    # After 18 tokens, the last one (position 17) and two layers below it can be read, which gives a third layer.
     assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
     reader.prefill(tiny.prompt(0, 21)[0])
     assert reader.cached == 0
@@ -82,8 +82,8 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
 @torch.no_grad()
 @settings(max_examples=12)
 @given(st.data())
-def test_any_tree_and_any_path_kept(data):
-    """Or none, where the text is read again; what was read below it is forgotten."""
+def test_any_tree_is_read_and_any_path_kept(data):
+    """If no path is kept, the sequence is read again. Nodes that are not kept are discarded."""
     text, reader = tiny.prompt(1, 4)[0], Reader(Target(MODEL))
     for _ in range(3):
         torch.testing.assert_close(reader.read(text)[0], after(MODEL, text), atol=1e-4, rtol=1e-4)

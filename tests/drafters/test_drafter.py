@@ -1,4 +1,4 @@
-"""Drafters: how they are found and made, and that none of them can change the output."""
+"""Drafters: discovery, construction, the calls they receive, and that none of them can change the output."""
 
 import importlib
 import importlib.metadata
@@ -22,12 +22,12 @@ from token_recycling.drafters._registry import ENTRY_POINTS
 
 
 def install(monkeypatch, *named):
-    """As if packages with these drafters were installed."""
+    """Pretend that packages with these drafters are installed."""
     points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
 
-def test_a_drafter_of_another_package_is_found_by_name(model, monkeypatch):
+def test_drafter_of_another_package_is_found_by_name(model, monkeypatch):
     install(monkeypatch, ("garbage", "support.drafters:Garbage"))
     assert tr.drafter_names()[-1] == "garbage"
     drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
@@ -39,7 +39,7 @@ def test_a_drafter_of_another_package_is_found_by_name(model, monkeypatch):
             tr.make_drafter(f"garbage:{text}")
 
 
-def test_a_drafter_of_ours_is_found_without_a_look_at_what_is_installed(monkeypatch):
+def test_own_drafters_are_found_without_querying_installed_packages(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
     assert tr.make_drafter("published:tree=chain:3").name == "published"
 
@@ -53,7 +53,7 @@ def test_a_drafter_of_ours_is_found_without_a_look_at_what_is_installed(monkeypa
         ["support.drafters:Garbage", "support.tiny:llama"],
     ],
 )
-def test_a_broken_drafter_of_another_package_is_named_and_the_others_are_listed(monkeypatch, values):
+def test_broken_drafter_of_another_package_is_named_and_others_are_listed(monkeypatch, values):
     install(monkeypatch, *(("garbage", value) for value in values), ("other", "support.drafters:Garbage"))
     with pytest.raises(ValueError, match=f"'garbage' of {ENTRY_POINTS} .*{' and '.join(values)}"):
         tr.make_drafter("garbage")
@@ -64,8 +64,8 @@ def test_a_broken_drafter_of_another_package_is_named_and_the_others_are_listed(
 
 
 @dataclass
-class Drawing(Drafter):
-    """Draws its drafts by a function of the context."""
+class MadeBy(Drafter):
+    """Drafts by a given function of the context."""
 
     make: Callable[[Context], Draft]
 
@@ -73,7 +73,7 @@ class Drawing(Drafter):
         return self.make(context)
 
 
-def astray(context):
+def wrong_root(context):
     return Draft.chain((context.tokens[-1] + torch.tensor([1, 2])) % 64)
 
 
@@ -85,25 +85,25 @@ def astray(context):
         (lambda: tr.make_drafter("published", tree="0 9."), ValueError, "got rank 9"),
         (lambda: tr.make_drafter("published", k=65), ValueError, "got vocabulary 64 and k 65"),
         (lambda: type("Idle", (Drafter,), {})(), NotImplementedError, r"Idle must define draft\(\)"),
-        (lambda: Drawing(astray), ValueError, r"newest token, \d+, got \d+ from"),
+        (lambda: MadeBy(wrong_root), ValueError, r"newest token, \d+, got \d+ from"),
     ],
 )
-def test_a_drafter_that_does_not_fit_is_refused(model, make, error, message):
+def test_drafter_that_does_not_fit_is_refused(model, make, error, message):
     with pytest.raises(error, match=message):
         next(tr.stream(model, tiny.prompt(0, 3), make()))
 
 
 @pytest.mark.parametrize("name", ["published", "recycling", "suffix", "prompt_lookup", "lookahead"])
-def test_a_prompt_may_hold_ids_that_have_an_embedding_and_no_output(name):
+def test_prompt_may_contain_ids_without_a_logit(name):
     model = tiny.llama()
     model.model.embed_tokens = torch.nn.Embedding(70, 32)
     check_same(model, name, torch.tensor([[3, 68, 5, 69, 3, 68, 69]]), max_new_tokens=12, do_sample=False)
 
 
 @pytest.mark.parametrize("length", [4, 40])
-def test_a_drafter_is_told_what_it_needs(length):
-    """The prompt at the start, then in turn a context to draft from and the step that came of it; of a first token that
-    does not wait for a draft the step alone.
+def test_drafter_receives_prompt_contexts_and_steps(length):
+    """The prompt at the start, then alternately a context to draft from and the resulting step. A first token emitted
+    by the prefill comes as a step without a draft.
     """
     model = tiny.llama(max_position_embeddings=64)
     calls = []
@@ -142,12 +142,12 @@ SMALL = tiny.llama(vocab_size=5, num_hidden_layers=1)
 
 @settings(max_examples=20)
 @given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6))
-def test_no_drafter_can_change_a_seeded_sample(shapes, seed):
-    """Random tokens of a small vocabulary on random trees: often right, mostly wrong, never harmful."""
+def test_no_drafter_can_change_seeded_sampling(shapes, seed):
+    """Random tokens of a small vocabulary on random trees: often correct, mostly wrong."""
     check_same(SMALL, Garbage(shapes, seed, 5), tiny.prompt(0, 3, 5), do_sample=True, max_new_tokens=16, seed=seed)
 
 
-def test_the_drafter_that_contributing_shows_is_complete(model, tmp_path, monkeypatch):
+def test_drafter_in_contributing_md_works(model, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (tmp_path / "bigram.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Sampled texts have the target's distribution, whoever drafts and however the drafts are drawn."""
+"""Sampled outputs have the target's distribution with every drafter that samples its drafts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def small(seed):
     return tiny.llama(seed, vocab_size=SIZE, initializer_range=0.12)
 
 
-def drawing(mode):
+def sampled_draft_model(mode):
     options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
     return tr.make_drafter("draft_model", model=small(8), **options)
 
 
-def stopping():
-    """Its head stops after 0 and goes on after 1: what is drawn decides how long drafts are."""
+def sampled_specdec_pp():
+    """Its head stops after 0 and continues after 1: sampled tokens decide the length of drafts."""
     draft, head = small(8), AcceptanceHead(32, 0)
     with torch.no_grad(), layer_states(draft, last_state(draft.config.num_hidden_layers)) as states:
         draft(torch.cat([PROMPT.expand(SIZE, 3), torch.arange(SIZE)[:, None]], dim=1))
@@ -42,9 +42,9 @@ def stopping():
 
 
 DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
-    **{mode: lambda mode=mode: drawing(mode) for mode in ("sequence", "tree", "graph")},
-    "specdec_pp": stopping,
-    "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
+    **{mode: lambda mode=mode: sampled_draft_model(mode) for mode in ("sequence", "tree", "graph")},
+    "specdec_pp": sampled_specdec_pp,
+    "fuse": lambda: Fuse(["recycling:tree=6,k=3", sampled_draft_model("tree")], nodes=8),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
 
@@ -52,8 +52,8 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
 @pytest.mark.parametrize(
     ("name", "runs"), thinned([("tree", 150), *((name, 400) for name in DRAFTERS)], every=1 + len(DRAFTERS))
 )
-def test_texts_have_the_distribution_of_generate(name, runs):
-    """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
+def test_outputs_have_the_distribution_of_generate(name, runs):
+    """Every output of 4 tokens over a vocabulary of 3, with a repetition penalty unknown to the drafters."""
     model = small(7)
     processors = LogitsProcessorList(
         [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.3)]
@@ -87,8 +87,8 @@ def test_texts_have_the_distribution_of_generate(name, runs):
 
 
 @pytest.mark.parametrize("name", ["sequence", "tree", "graph"])
-def test_of_one_possible_token_sampling_leaves_no_choice(name):
-    """The text is the greedy one; what is drafted has fewer possible tokens than a node may have children."""
+def test_top_k_1_sampling_equals_greedy_decoding(name):
+    """A node may have more children than the draft distribution has possible tokens."""
     model, only = small(7), LogitsProcessorList([logits_process.TopKLogitsWarper(1)])
     wanted = model.generate(PROMPT, max_new_tokens=12, do_sample=False)[0, PROMPT.shape[1] :].tolist()
     options = {"do_sample": True, "logits_processor": only, "max_new_tokens": 12}

@@ -1,4 +1,4 @@
-"""EAGLE: what a head drafts at every step is what it would draft if it read the text anew; trees and budgets."""
+"""EAGLE: drafts of a head equal those computed without a cache; trees, budgets, prompts and batches."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def head_in(folder, config):
 
 @torch.no_grad()
 def wanted_logits(model, config, tensors, text, path, begin=0):
-    """(vocabulary,): after drafted tokens below a text, all of it read anew from place `begin` on."""
+    """(vocabulary,): logits after a drafted path below a text, computed without a cache from position `begin` on."""
     states = model.model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
     numbers = config.get("eagle_aux_hidden_state_layer_ids") or (2, 3, 3)
     read = states[-1] if config is EAGLE_1 else torch.cat([states[number] for number in numbers], dim=-1)
@@ -54,13 +54,15 @@ def wanted_logits(model, config, tensors, text, path, begin=0):
 
 
 @pytest.mark.parametrize("name", thinned(CONFIGS, every=2))
-def test_every_node_is_what_a_head_says_that_reads_everything_anew(name, deep, tmp_path):
-    """Pairs of token and state, positions, siblings that do not see each other, a cache without what was drafted."""
+def test_every_node_equals_that_computed_without_a_cache(name, deep, tmp_path):
+    """Checks pairs of token and state, positions, siblings that do not attend to each other, and a cache without
+    rejected tokens.
+    """
     config = CONFIGS[name]
     folder, tensors = head_in(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
-    assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
+    assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
     assert any(len(step.accepted) > 1 for _, step in steps), "something is accepted"
     for text, step in steps[1:]:
         for path, children in zip(paths_of(step.draft), step.draft.children, strict=True):
@@ -70,8 +72,8 @@ def test_every_node_is_what_a_head_says_that_reads_everything_anew(name, deep, t
 
 
 @pytest.mark.parametrize("name", thinned(CONFIGS, every=2))
-def test_a_grown_tree_is_that_of_eagle_2(name, deep, tmp_path):
-    """The frontier, the pool and the best of it as its program finds them, with everything read anew."""
+def test_grown_tree_equals_that_of_eagle_2(name, deep, tmp_path):
+    """Frontier, pool and final choice as in the authors' program, computed without a cache."""
     config = CONFIGS[name]
     folder, tensors = head_in(tmp_path, config)
     k, layers, nodes = 3, 3, 8
@@ -92,7 +94,7 @@ def test_a_grown_tree_is_that_of_eagle_2(name, deep, tmp_path):
         assert set(paths_of(step.draft)[1:]) == set(best)
 
 
-def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
+def test_perfect_head_is_always_accepted(counting, tmp_path):
     stats = check_perfect(counting, Eagle(counting_head(tmp_path, counting), tree="chain:3"), depth=3)
     assert stats.drafter_statistics["draft_forwards"] == 5 * 3
 
@@ -100,19 +102,19 @@ def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
 # budgets
 
 
-def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path, monkeypatch):
-    """The counting llama is sure enough of its first candidate; a head that takes longer than the target is not run."""
+def test_drafting_stops_where_it_does_not_pay(counting, tmp_path, monkeypatch):
+    """The counting llama's first candidate is confident enough. A head slower than the target is not run."""
     counting.lm_head.weight.data *= 5
     cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
     for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0})):
         assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
-# what is known of a prompt
+# cached prefixes, long prompts and batches
 
 
 def assert_read_from(begin, drafts, model, tensors):
-    """All drafts of one token are those of a head that reads each text from a place on."""
+    """Assert that all drafts of one token are those of a head that reads each sequence from position `begin` on."""
     assert sum(len(draft) > 1 for _, draft in drafts) > 2
     for text, draft in drafts:
         if len(draft) > 1:
@@ -121,8 +123,8 @@ def assert_read_from(begin, drafts, model, tensors):
 
 
 @pytest.mark.parametrize("held", [3, 8])
-def test_what_a_cache_held_before_is_not_seen(held, deep, tmp_path):
-    """Nobody knows its states: the head reads from there on, at the positions that the tokens have."""
+def test_head_ignores_tokens_cached_before_the_call(held, deep, tmp_path):
+    """Their states are unknown: the head reads from there on, at the true positions."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     prompt, cache, drafter = tiny.prompt(2, 9), Target(deep).new_cache().cache, Eagle(folder, tree="0")
     drafts = noted_drafts(drafter)
@@ -134,7 +136,7 @@ def test_what_a_cache_held_before_is_not_seen(held, deep, tmp_path):
 
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
-def test_a_long_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
+def test_drafts_are_the_same_when_the_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
     folder, _ = head_in(tmp_path, config)
 
     whole = drafts_of(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
@@ -143,8 +145,10 @@ def test_a_long_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("held", [0, 4])
-def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path):
-    """But that they are read before their first step, which is drafted for; also behind a cache with padding."""
+def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path):
+    """Except that batched prompts are read before the first step, which has a draft. Also after a cache
+    with padding.
+    """
     folder, tensors = head_in(tmp_path, EAGLE_3)
     texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Eagle(folder, tree="0")
     noted = noted_drafts(drafter)
@@ -170,8 +174,8 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
 # the drafter
 
 
-def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
-    """Heads of both kinds and one that reads none: each drafts what it drafts alone."""
+def test_fused_heads_receive_their_own_states(deep, tmp_path):
+    """Heads of both versions and a drafter without states: each head drafts as on its own."""
     one, of_one = head_in(tmp_path / "1", EAGLE_1)
     three, of_three = head_in(tmp_path / "3", EAGLE_3)
     parts = [Eagle(three, tree="0 1"), "suffix", Eagle(one, tree="0 1")]

@@ -1,6 +1,5 @@
-"""Files of EAGLE heads: every format is read, and computes what its program computes; what is not known is refused.
-
-What a head computes is written out a second time in `support.eagle_heads`.
+"""Files of EAGLE heads: every format is read and computed as in its program; unknown keys and tensors are refused.
+`support.eagle_heads` is the independent implementation of heads.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     "EAGLE-1": EAGLE_1,
     "EAGLE-1 with biases in the attention": {**EAGLE_1, "qkv_bias": True},
     "EAGLE-3": {**EAGLE_3, "architectures": ["LlamaForCausalLM"]},
-    "EAGLE-3 that says all tokens": {**EAGLE_3, "draft_vocab_size": VOCABULARY},
-    "EAGLE-3 that says nothing of a draft vocabulary": without(EAGLE_3, "draft_vocab_size"),
+    "EAGLE-3 with the whole vocabulary": {**EAGLE_3, "draft_vocab_size": VOCABULARY},
+    "EAGLE-3 without draft_vocab_size": without(EAGLE_3, "draft_vocab_size"),
     "SpecForge": {**EAGLE_3, "target_hidden_size": 16, "head_dim": 8, "norm_output": True},
     "SpecForge without norm_output": {**EAGLE_3, "norm_output": False},
     "speculators": SPECULATORS,
@@ -55,23 +54,23 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def made(folder, config, pickled=False):
-    """A head read from files of that format, and its tensors."""
+    """Return a head read from files of a format, and its tensors."""
     tensors = tensors_of({**config, "draft_vocab_size": VOCABULARY} if config is KNOWN[_SILENT] else config)
     return load_head(written(folder, config, dict(tensors), pickled)), tensors
 
 
-_SILENT = "EAGLE-3 that says nothing of a draft vocabulary"
+_SILENT = "EAGLE-3 without draft_vocab_size"
 
 
 def computed(saved, embedded, states, places):
-    """Outputs (n, WIDTH) of rows that see those before them."""
+    """Return outputs (n, WIDTH) of rows that attend to the rows before them."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
         return saved.head(embedded[None], states[None], places[None], visible, DynamicCache())[0]
 
 
 @pytest.mark.parametrize("config", KNOWN.values(), ids=KNOWN.keys())
-def test_a_head_computes_what_its_program_computes(config, tmp_path):
+def test_head_computes_the_same_as_its_program(config, tmp_path):
     saved, tensors = made(tmp_path, config)
     shape = saved.head.shape
     embedded, read, places = torch.randn(7, WIDTH), torch.randn(7, shape.read_width), torch.arange(3, 10)
@@ -81,10 +80,12 @@ def test_a_head_computes_what_its_program_computes(config, tmp_path):
     wanted = outputs_of(config, tensors, embedded, states, places)
     assert torch.allclose(ours, wanted, atol=1e-4)
     if shape.version == 1:
-        assert torch.equal(saved.head.fed(ours), ours), "it goes on from its outputs as they are"
-        assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), "the target's output layer reads them"
+        assert torch.equal(saved.head.fed(ours), ours), "its outputs are fed back unchanged"
+        assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), (
+            "the target's output layer is applied to them"
+        )
         return
-    # In speculators `norm_output` is whether the normed state is fed back, in SpecForge whether it is what is read.
+    # In speculators `norm_output` says whether the normed state is fed back, in SpecForge whether logits use it.
     normal, is_speculators = normed(wanted, tensors["norm.weight"]), "speculators_model_type" in config
     fed = normal if is_speculators and config.get("norm_output") else wanted
     said = normal if is_speculators or config.get("norm_output", True) else wanted
@@ -93,13 +94,13 @@ def test_a_head_computes_what_its_program_computes(config, tmp_path):
     assert torch.allclose(logits, said @ tensors["lm_head.weight"].T, atol=1e-4)
 
 
-def test_which_states_a_head_reads(tmp_path):
-    """Those that enter layers 2, n / 2 and n - 3 unless the file says others; EAGLE-1 what leaves the last norm."""
+def test_states_that_a_head_reads(tmp_path):
+    """By default the inputs of layers 2, n / 2 and n - 3; for EAGLE-1 the output of the final norm."""
     assert made(tmp_path / "1", EAGLE_1)[0].head.shape.states_of(32) == (32,)
     saved = made(tmp_path / "3", EAGLE_3)[0]
     assert saved.head.shape.states_of(32) == (2, 16, 29)
     assert saved.head.ids.tolist() == IDS.tolist()
-    assert made(tmp_path / "all", KNOWN["EAGLE-3 that says all tokens"])[0].head.ids is None
+    assert made(tmp_path / "all", KNOWN["EAGLE-3 with the whole vocabulary"])[0].head.ids is None
     none = {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": None}
     assert made(tmp_path / "s", none)[0].head.shape.states_of(28) == (2, 14, 25)
     four = KNOWN["speculators, four states"]
@@ -115,8 +116,8 @@ def test_which_states_a_head_reads(tmp_path):
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 10000.0, 4),
     ],
 )
-def test_positions_turn_as_the_file_says(change, theta, factor, tmp_path):
-    """Base 10,000 where it says nothing, whatever the target has."""
+def test_rotary_parameters_are_those_of_the_file(change, theta, factor, tmp_path):
+    """The base is 10,000 if the file has none, whatever the target's."""
     config = {**EAGLE_3, **change}
     saved, tensors = made(tmp_path, config)
     embedded, states, places = torch.randn(5, WIDTH), torch.randn(5, WIDTH), torch.arange(50, 55)
@@ -124,8 +125,8 @@ def test_positions_turn_as_the_file_says(change, theta, factor, tmp_path):
     assert torch.allclose(computed(saved, embedded, states, places), wanted, atol=1e-4)
 
 
-def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path):
-    """EAGLE-1's is a copy of the target's; that of EAGLE-3 may have been trained, or be of the head's own width."""
+def test_embedding_of_the_file_is_used_if_it_differs(tmp_path):
+    """EAGLE-1's is a copy of the target's; EAGLE-3's may be trained, or have the head's own width."""
     model = tiny.llama(num_hidden_layers=6)
     theirs = model.get_input_embeddings().weight.detach()
     for config, held, own in (
@@ -167,7 +168,7 @@ UNKNOWN_KEYS = [
 @pytest.mark.parametrize(
     ("config", "change", "words"), UNKNOWN_KEYS, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_a_key_that_is_not_known_is_named(config, change, words, tmp_path):
+def test_unknown_keys_are_named(config, change, words, tmp_path):
     is_first = "speculators_model_type" not in config and "draft_vocab_size" not in config
     written(tmp_path, {**config, **change}, tensors_of(EAGLE_1 if is_first else EAGLE_3))
     with pytest.raises(TrainedPartError) as error:
@@ -189,7 +190,7 @@ def test_a_key_that_is_not_known_is_named(config, change, words, tmp_path):
         (SPECULATORS, "verifier_lm_head.weight", torch.ones(2, 2), "verifier_lm_head.weight"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(config, name, value, words, tmp_path):
+def test_tensors_that_do_not_fit_are_named(config, name, value, words, tmp_path):
     tensors = tensors_of(config)
     tensors.pop(name, None)
     written(tmp_path, config, tensors if value is None else {**tensors, name: value})
@@ -197,7 +198,7 @@ def test_a_tensor_that_does_not_fit_is_named(config, name, value, words, tmp_pat
         load_head(tmp_path)
 
 
-def test_files_that_are_no_head_are_refused(tmp_path):
+def test_invalid_head_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         load_head(tmp_path)
     folder, weights = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1), pickled=True), "pytorch_model.bin"
@@ -221,13 +222,13 @@ def test_files_that_are_no_head_are_refused(tmp_path):
         (EAGLE_3, {"num_hidden_layers": 2}, r"LlamaForCausalLM has hidden states 0 to 2, got \[2, 1, -1\]"),
     ],
 )
-def test_a_head_for_another_model_is_refused(config, sizes, words, tmp_path):
+def test_head_for_another_model_is_refused(config, sizes, words, tmp_path):
     made(tmp_path, config)
     with pytest.raises(ValueError, match=words):
         tr.generate(tiny.llama(**sizes), tiny.prompt(0, 4), drafter=Eagle(tmp_path), max_new_tokens=4)
 
 
-def test_a_head_trained_here_knows_its_model(tmp_path):
+def test_saved_head_is_read_back_and_bound_to_its_model(tmp_path):
     model = tiny.llama(num_hidden_layers=6)
     for config in (EAGLE_1, EAGLE_3):
         saved, _ = made(tmp_path / "from", config)

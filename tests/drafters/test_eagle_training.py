@@ -1,4 +1,4 @@
-"""Training of EAGLE heads: what each pass reads and learns, that it helps, that it resumes; the command."""
+"""Training of EAGLE heads: the inputs of each pass, vocabularies, and that training helps."""
 
 import pytest
 import torch
@@ -28,9 +28,9 @@ def counted(model, folder):
 
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
-def test_passes_are_those_of_a_draft(config, deep, tmp_path):
-    """In pass j a place sees the target's states of the text up to itself, and what it made of itself in between: as a
-    chain of drafted tokens below that text does, one after another.
+def test_training_passes_equal_drafting_steps(config, deep, tmp_path):
+    """In pass j a position reads the target's states up to itself and the head's own j states after that, like a chain
+    of drafted tokens below that prefix.
     """
     tensors, text = tensors_of(config, seed=1), tiny.prompt(2, 9)[0]
     head = load_head(written(tmp_path, config, dict(tensors))).head
@@ -51,18 +51,18 @@ def test_passes_are_those_of_a_draft(config, deep, tmp_path):
                 own = torch.cat([own, found])
 
 
-def test_a_head_may_say_the_most_frequent_tokens(deep):
+def test_draft_vocabulary_has_the_most_frequent_tokens(deep):
     texts = Continuations([torch.tensor([9, 9, 9, 4, 4, 7]), torch.tensor([7, 4, 9, 50])], [1, 1])
     head = new_head(deep, texts, EagleTraining(version=3, vocabulary=3, intermediate=20))
     assert head.ids is not None
     assert head.ids.tolist() == [4, 7, 9]
     assert head.state_dict()["midlayer.mlp.up_proj.weight"].shape == (20, 32)
     assert torch.equal(head.state_dict()["lm_head.weight"], deep.lm_head.weight[[4, 7, 9]])
-    assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "all of a vocabulary that is no larger"
+    assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "the whole vocabulary if it is no larger"
 
 
-def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep):
-    """A head that may say one token, which the target never chooses in these texts."""
+def test_texts_outside_the_draft_vocabulary_have_no_loss(deep):
+    """The head has one token, which the target never chooses in these texts."""
     chosen = deep(input_ids=torch.tensor([[1, 2]])).logits.argmax(-1)
     other = next(token for token in range(64) if token not in chosen)
     how = EagleTraining(version=3, vocabulary=1)
@@ -73,8 +73,8 @@ def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep):
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_head_trained_on_a_model_that_counts_foresees_it(version, tmp_path):
-    losses, model = [], tiny.counting_llama(num_hidden_layers=4)  # with states between layers
+def test_head_trained_on_a_counting_model_predicts_it(version, tmp_path):
+    losses, model = [], tiny.counting_llama(num_hidden_layers=4)  # so that there are states between layers
     texts, held_out = counted(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
     progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
@@ -82,7 +82,7 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(version, tmp_path):
     assert losses[-1] < 0.8 * losses[0]
     measured = acceptance(model, head, held_out, depths=3, ranks=4)
     assert len(measured) == 3
-    assert measured[0][0] > (0.9 if version == 1 else 0.6), "version 3 may say 12 of 16 tokens"
+    assert measured[0][0] > (0.9 if version == 1 else 0.6), "version 3 has 12 of 16 tokens"
     assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
     save_head(tmp_path / "head", head, model, acceptance=measured)
     stats = tr.Stats()

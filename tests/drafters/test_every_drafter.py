@@ -1,7 +1,6 @@
-"""Whatever a drafter proposes, the text is that of `model.generate`: every registered drafter in every way of calling.
-
-A way is a small program that calls a `generate` function: it runs once with the model's own, and with each drafter
-through one of our surfaces, and must return the same.
+"""Outputs equal those of `model.generate`, for every registered drafter and every way of calling. A way is a small
+program that calls a `generate` function: it runs once with the model's own, and with each drafter through one of our
+functions. The results must be equal.
 """
 
 from __future__ import annotations
@@ -79,25 +78,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recycling all at once": {"k": 16, "orders": 4, "history": 64, "tree": 30},
     "published first": {"update": "first", "tree": "chain:4"},
 }
-"""Drafters with other options; a draft model is one that often agrees with the target."""
+"""Drafters with other options; the draft model often agrees with the target."""
 DRAFTERS = ("garbage", *tr.drafter_names(), *VARIANTS)
-BY_TURNS = ("garbage", "draft_model")
-"""Drafters that every run takes through the ways of `generate` by turns: one that is always wrong, and one that is
-nearly always right, since the model drafts for itself.
+ALTERNATING = ("garbage", "draft_model")
+"""Drafters that share the ways of `generate` in every run: one that is always wrong, and one that is nearly always
+right, since the model drafts for itself.
 """
 
 
 def in_every_run(surface, way, name):
-    """Nightly all drafters go through all ways; else the default drafter through those of `generate`, and of the others
-    what follows.
+    """Return whether a combination runs in every run. Nightly, all drafters are called in all ways; else the default
+    drafter is called in all ways of `generate`, and other combinations are a sample.
     """
     if surface is not generated:
         turn = TABLE[surface].index(way)
-        return turn % 2 == 0 if name == "recycling" else name in BY_TURNS and turn == 0
+        return turn % 2 == 0 if name == "recycling" else name in ALTERNATING and turn == 0
     if name == "recycling":
         return True
-    if name in BY_TURNS:
-        return ways.EVERY_WAY.index(way) % 2 == BY_TURNS.index(name)
+    if name in ALTERNATING:
+        return ways.EVERY_WAY.index(way) % 2 == ALTERNATING.index(name)
     return way is (ways.sampled, ways.padded_batch)[DRAFTERS.index(name) % 2]
 
 
@@ -124,7 +123,7 @@ def drafter_for(name, model, folder):
 
 @pytest.mark.core
 @pytest.mark.parametrize(("surface", "way", "name"), GRID)
-def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
+def test_output_equals_that_of_generate(surface, way, name, tmp_path):
     model = ways.model_for(way)
     drafter = drafter_for(name, model, tmp_path)
     try:
@@ -135,8 +134,8 @@ def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_after_a_prompt_that_is_read_alone(name, tmp_path):
-    """The first token is waited for, then drafting begins. A call that is not finished leaves nothing behind."""
+def test_output_after_a_prompt_read_separately(name, tmp_path):
+    """The first token comes from the prefill, then drafting begins. An unfinished call leaves no trace."""
     model, ids, stats = tiny.llama(max_position_embeddings=128), tiny.prompt(0, 20).repeat(1, 2), tr.Stats()
     drafter = example(name, model, tmp_path)
     next(tr.stream(model, tiny.prompt(1, 9), drafter, max_new_tokens=20))
@@ -148,8 +147,8 @@ def test_after_a_prompt_that_is_read_alone(name, tmp_path):
     assert "\n" not in stats.drafter
 
 
-def test_the_ways_are_worth_a_test():
-    """Texts end early where they may, and not all of them at once."""
+def test_ways_cover_early_ends():
+    """Sequences end early where they may, at different lengths."""
     for way in (ways.end_of_sequence, ways.stop_strings, ways.criteria):
         lengths = {text.shape[1] - ids.shape[1] for text, ids in zip(ways.wanted(way), ways.prompts(), strict=False)}
         assert min(lengths) < ways.NEW, way.__name__
@@ -160,8 +159,8 @@ def test_the_ways_are_worth_a_test():
 
 
 @pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept="recycling".__eq__))
-def test_the_model_may_be_on_another_device(model, name, tmp_path):
-    """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
+def test_model_may_be_on_another_device(model, name, tmp_path):
+    """The prompt is on either device; drafts are on the model's device, here a stand-in."""
     drafter = example(name, model, tmp_path)
     prompt = tiny.prompt(0, 6).repeat(1, 3)
     wanted = model.generate(prompt, max_new_tokens=12)
@@ -174,7 +173,7 @@ def test_the_model_may_be_on_another_device(model, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "draft_model").__contains__))
-def test_a_fork_knows_what_was_learned_before_and_nothing_later(model, name, tmp_path):
+def test_fork_has_what_was_learned_before_it_and_nothing_later(model, name, tmp_path):
     drafts = partial(drafts_of, model, ids=tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=24)
     drafter = example(name, model, tmp_path)
     drafts(drafter)

@@ -1,4 +1,6 @@
-"""Every training: an interrupted one ends with the same part, models stay as they are, a command makes what drafts."""
+"""Every training: an interrupted run gives the same part, models stay unchanged, and the command trains a working
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ METHODS: dict[str, Method] = {
 
 
 @pytest.mark.parametrize("task_of", METHODS.values(), ids=METHODS)
-def test_an_interrupted_training_ends_with_the_same_part(task_of, tmp_path, monkeypatch):
-    """And the model that it learns beside stays as it is."""
+def test_interrupted_training_gives_the_same_part(task_of, tmp_path, monkeypatch):
+    """The target stays unchanged."""
     monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
     model, schedule, checkpoint = tiny.llama(3, num_hidden_layers=6), Schedule(6, rate=0.01), tmp_path / "checkpoint"
     before = [weight.clone() for weight in model.parameters()]
@@ -80,7 +82,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", thinned(COMMANDS, 2))
-def test_the_command_trains_what_drafts(name, tiny_model_dir, tmp_path):
+def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
     options, measured, words, spec = COMMANDS[name]
     text, head = tmp_path / "text.py", tmp_path / "head"
     text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
@@ -96,7 +98,7 @@ def test_the_command_trains_what_drafts(name, tiny_model_dir, tmp_path):
     shown = run(*command)
     assert shown.exit_code == 0, shown.stderr
     assert words in " ".join(shown.stdout.split())
-    assert checkpoint.stat().st_mtime_ns == written_at, "nothing is left to train"
+    assert checkpoint.stat().st_mtime_ns == written_at, "training is not repeated"
     drafter = spec.format(model=tiny_model_dir, head=head)
     assert run("generate", tiny_model_dir, "def f", "--drafter", drafter, "--max-new-tokens", 8).exit_code == 0
     assert_refused(run(*command, "--seed", 1), "prompts of the continuations")
@@ -110,7 +112,7 @@ def test_the_command_trains_what_drafts(name, tiny_model_dir, tmp_path):
         assert (head / "calibration.svg").read_text().startswith("<?xml")
 
 
-def test_the_command_says_what_is_wrong(tiny_model_dir, tmp_path):
+def test_command_reports_invalid_arguments(tiny_model_dir, tmp_path):
     text = tmp_path / "text.py"
     text.write_text("a = 1\n")
     command, there = ["train", "medusa", tiny_model_dir], [text, "--output", tmp_path / "heads"]
@@ -133,7 +135,7 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize("spec", thinned(SHIPPED, 2))
-def test_the_shipped_parts_save_steps(spec, shipped):
+def test_shipped_parts_save_steps(spec, shipped):
     model, tokenizer = shipped
     text, stats = (MODELS / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8"), tr.Stats()
     ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]

@@ -1,5 +1,5 @@
-"""A drafter that cannot draft for a model is refused when the model is accelerated, not in its first call; and what
-drafts is loaded and chosen once, however many requests are isolated.
+"""A drafter that does not fit the model is refused by `accelerate`, not in the first call; models and layers are loaded
+and chosen once for all isolated requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from token_recycling.model.target import Target
 IDS = tiny.prompt(0, 6)
 
 
-def of_another_vocabulary():
+def model_of_another_vocabulary():
     return tiny.llama(1, vocab_size=80)
 
 
@@ -36,19 +36,19 @@ def narrow_assistant():
 
 
 def used_with(model, name):
-    """A drafter that has learned from a model."""
+    """Return a drafter that has learned from a model."""
     drafter = tr.make_drafter(name)
     tr.generate(model, IDS, drafter=drafter, max_new_tokens=4, do_sample=False)
     return drafter
 
 
 REFUSED = {
-    "draft model": lambda: DraftModel(of_another_vocabulary()),
-    "specdec_pp": lambda: SpecDecPP(of_another_vocabulary(), AcceptanceHead(32, depth=1)),
+    "draft model": lambda: DraftModel(model_of_another_vocabulary()),
+    "specdec_pp": lambda: SpecDecPP(model_of_another_vocabulary(), AcceptanceHead(32, depth=1)),
     "head of another width": lambda: SpecDecPP(tiny.related(tiny.llama()), AcceptanceHead(16, depth=1)),
     "assistant": narrow_assistant,
-    "recycling": lambda: used_with(of_another_vocabulary(), "recycling"),
-    "published": lambda: used_with(of_another_vocabulary(), "published"),
+    "recycling": lambda: used_with(model_of_another_vocabulary(), "recycling"),
+    "published": lambda: used_with(model_of_another_vocabulary(), "published"),
     "unwarmed": lambda: tr.make_drafter("recycling:warmed=true"),
     "layers": lambda: LayerSkip(layers=[9]),
 }
@@ -56,7 +56,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_drafter_of_another_target_is_refused_at_once(model, name, fused):
+def test_drafter_of_another_target_is_refused_by_accelerate(model, name, fused):
     drafter = REFUSED[name]()
     if fused:
         drafter = tr.make_drafter("fuse", parts=[drafter, tr.make_drafter("suffix")])
@@ -66,7 +66,7 @@ def test_a_drafter_of_another_target_is_refused_at_once(model, name, fused):
 
 
 @pytest.mark.parametrize("name", ["eagle", "medusa", "mtp", "dflash", "rest"])
-def test_files_for_another_target_are_refused_at_once(name, tmp_path):
+def test_files_for_another_target_are_refused_by_accelerate(name, tmp_path):
     other = tiny.llama(1, vocab_size=80, hidden_size=48, num_attention_heads=6, num_key_value_heads=3)
     drafter = example(name, other, tmp_path)
     model = tiny.llama()
@@ -88,7 +88,7 @@ def test_layers_are_chosen_once_for_all_isolated_requests(monkeypatch):
     for seed in range(4):
         tr.generate(model, tiny.prompt(seed, 9), drafter=base.fork(), max_new_tokens=4, do_sample=False)
     assert len(searched) == 1
-    assert tiny.prompt(0, 9)[0].tolist() != searched[0][:9], "no prompt decides for other requests"
+    assert tiny.prompt(0, 9)[0].tolist() != searched[0][:9], "the choice for other requests does not depend on a prompt"
     tr.generate(model, IDS, drafter=base, max_new_tokens=4, do_sample=False)
     assert len(searched) == 2
     assert base.fork() is base
@@ -107,7 +107,7 @@ def test_forks_share_the_head_of_specdec_pp(model, monkeypatch, tmp_path):
     assert len(loads) == 1
 
 
-def test_what_drafts_for_a_target_is_made_once_and_again_in_another_type():
+def test_per_target_values_are_made_once_per_target_and_dtype():
     targets, made = [Target(tiny.llama()), Target(tiny.llama(seed=1))], []
     cache = PerTarget[list]()
 
@@ -121,10 +121,10 @@ def test_what_drafts_for_a_target_is_made_once_and_again_in_another_type():
     assert of(moved) == of(moved) == [torch.bfloat16]
     assert made == [*targets, moved]
     assert of(targets[1]) == [torch.float32]
-    assert len(made) == 3, "the other one stays"
+    assert len(made) == 3, "the other target's value stays"
 
 
-def test_copies_of_a_cache_by_target_are_empty():
+def test_copies_of_a_per_target_cache_are_empty():
     target, cache = Target(tiny.llama()), PerTarget[int]()
     assert cache.of(target, lambda: 1) == 1
     for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):

@@ -1,4 +1,4 @@
-"""Several drafters in one tree: the text stays that of `generate`, whoever takes part, and each part learns."""
+"""Several drafters in one tree: outputs equal those of `generate` for any parts, and each part learns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="+".join)
-def test_any_two_give_the_text_of_generate(model, names, tmp_path):
-    """Greedy and drawn, with room for few nodes, so that each part loses some of its own."""
+def test_any_two_drafters_give_the_output_of_generate(model, names, tmp_path):
+    """Greedy and sampled, with few nodes, so that each part loses some of its own."""
     parts = [
         example(name, model, tmp_path / str(place))
         for place, name in enumerate(names)
@@ -41,7 +41,7 @@ def test_any_two_give_the_text_of_generate(model, names, tmp_path):
 
 
 def sized(drafter):
-    """The drafter with 16 nodes where it would have as many as pay."""
+    """Return the drafter with 16 nodes in place of a number chosen by cost."""
     if drafter.traits.nodes != "auto":
         return drafter
     return dataclasses.replace(drafter, **{"tree" if hasattr(drafter, "tree") else "nodes": 16})
@@ -49,9 +49,9 @@ def sized(drafter):
 
 @pytest.mark.parametrize("first", thinned([True, False], 2))
 @pytest.mark.parametrize("name", ALL)
-def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first, tmp_path):
-    """Beside a drafter that proposes nothing every step is the same as without. A part that is sized by cost proposes
-    as many nodes as the fused drafter may verify; so it is given a size here.
+def test_part_drafts_and_learns_as_alone_if_all_nodes_fit(model, name, first, tmp_path):
+    """With a second drafter that proposes nothing, every step is the same as without. A part sized by cost proposes up
+    to the fused drafter's limit, so it gets a fixed size here.
     """
     alone, part = (sized(example(name, model, tmp_path / folder)) for folder in ("alone", "part"))
     idle = tr.make_drafter("plain")
@@ -62,8 +62,8 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first,
         assert tokens[0] == tokens[1]
 
 
-def test_two_together_accept_more_than_either(model):
-    """A draft model that is often right, and what the text says again; all have room for the same number of nodes."""
+def test_two_parts_accept_more_than_either_alone(model):
+    """A draft model that is often correct, and repetitions of the sequence; each has the same number of nodes."""
 
     def mat(drafter):
         stats = tr.Stats()
@@ -79,7 +79,7 @@ def test_two_together_accept_more_than_either(model):
 
 
 class Scripted(Drafter):
-    """Always the same draft, tokens counted from the root; keeps the steps that it is told."""
+    """Always drafts the same tree, with tokens relative to the root, and records observed steps."""
 
     def __init__(self, paths, *ahead):
         self.paths, self.ahead, self.steps = paths, ahead, []
@@ -92,15 +92,15 @@ class Scripted(Drafter):
         self.steps.append(step)
 
 
-def test_every_part_sees_all_that_was_verified(counting):
+def test_every_part_observes_the_whole_verified_tree(counting):
     one, two = Scripted("0 1", 1, 5), Scripted("0 00", 1, 2)
     (step,) = tr.stream(counting, torch.tensor([3, 4]), Fuse([one, two], nodes=9), max_new_tokens=3)
     assert one.steps == two.steps == [step]
     assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
 
 
-def test_where_no_node_pays_none_is_verified(counting, monkeypatch):
-    """Not even those of the first part, which drafts more than the curve knows of."""
+def test_nothing_is_verified_if_no_node_pays(counting, monkeypatch):
+    """Not even nodes of the first part, which drafts more nodes than the cost curve covers."""
     fix_costs(monkeypatch, (1, 2, 8), (1.0, 90.0, 99.0))
     drafter = Fuse(["published:tree=paper", "suffix"])
     stats = check_same(counting, drafter, torch.arange(20)[None] % 16, max_new_tokens=30)

@@ -1,4 +1,4 @@
-"""The target without some of its layers drafts for itself."""
+"""The target drafts for itself without some of its layers."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from token_recycling.drafters.layer_skip import decoder_layers, without_layers
 
 @pytest.fixture
 def deep():
-    """Six layers; the fourth and the fifth (3 and 4) do nothing."""
+    """Six layers; layers 3 and 4 have no effect."""
     model = tiny.llama(2, num_hidden_layers=6, context=0.4)
     with torch.no_grad():
         for layer in (model.model.layers[3], model.model.layers[4]):
@@ -26,7 +26,7 @@ def logits(model, ids):
 
 
 def skipped_by_a_hook(model, number, ids):
-    """Logits of the model while the output of a layer is replaced by its input."""
+    """Return the model's logits with the output of a layer replaced by its input."""
 
     def replace(module, args, kwargs, output):
         given = args[0] if args else kwargs["hidden_states"]
@@ -43,8 +43,8 @@ CASES += [architectures.named("gemma2", "window of 8"), architectures.named("fal
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_skipped_layers_hand_on_what_they_get(case):
-    """On the same weights, and the model itself stays as it was."""
+def test_skipped_layers_pass_their_input_on(case):
+    """With the same weights; the model itself stays unchanged."""
     model, ids = architectures.model_of(case), tiny.prompt(0, 20, 96)
     before = logits(model, ids)
     view = without_layers(model, [1])
@@ -56,20 +56,20 @@ def test_skipped_layers_hand_on_what_they_get(case):
     assert len(ours) < len(theirs)
 
 
-def test_layers_that_do_nothing_are_found(deep):
+def test_layers_without_effect_are_found(deep):
     drafter = tr.make_drafter("layer_skip", theta_prob=0.0)
     stats = runs.check_same(deep, drafter, tiny.prompt(0, 9), max_new_tokens=28)
     assert {3, 4} <= set(drafter._skipped)
     assert "the target without layers" in stats.drafter
     assert "expected speedup" in stats.drafter
-    # Chosen once: a second text takes them as they are.
+    # Chosen once: a second sequence reuses them.
     chosen = drafter._skipped
     tr.generate(deep, tiny.prompt(1, 9), drafter=drafter, max_new_tokens=4)
     assert drafter._skipped is chosen
 
 
-def bound_to_the_original():
-    """As accelerate leaves a model whose parts are on several devices."""
+def dispatched_model():
+    """A model with a bound `forward`, as accelerate leaves models on several devices."""
     model = tiny.llama()
     model.model.forward = model.model.forward
     return model
@@ -86,7 +86,7 @@ def bound_to_the_original():
         (lambda: of_case("gemma3n_text", "shared keys and values"), "1", tr.UnsupportedModelError, "Gemma3n"),
         (lambda: of_case("llama", "dynamic rotary scaling"), "1", tr.UnsupportedModelError, "Llama"),
         (lambda: tiny.llama(num_hidden_layers=1), "1", tr.UnsupportedModelError, "got 1"),
-        (bound_to_the_original, "1", tr.UnsupportedModelError, "one device"),
+        (dispatched_model, "1", tr.UnsupportedModelError, "one device"),
     ],
 )
 def test_layers_that_cannot_be_skipped_are_refused(make, layers, error, message):
@@ -99,7 +99,7 @@ def of_case(family, tested):
 
 
 @pytest.mark.parametrize("length", [20, 32])
-def test_the_search_stays_within_the_models_positions(length):
+def test_search_stays_within_the_models_positions(length):
     """A GPT-2 of 32 positions fails on the 33rd."""
     model = gpt2(n_positions=32)
     drafter, ids = tr.make_drafter("layer_skip"), tiny.prompt(0, length, 80)

@@ -1,4 +1,4 @@
-"""Medusa-1: what heads see and say, the trees built of it, their training and their files."""
+"""Medusa-1: inputs and outputs of heads, trees, training and files."""
 
 from itertools import islice, product
 from math import prod
@@ -24,8 +24,8 @@ from token_recycling.trees.templates import best_paths, tree_of
 VOCABULARY = 16
 
 
-def foreseeing(heads):
-    """Heads for the counting llama: its hidden state names the token that it saw, and head k adds k to it."""
+def perfect_heads(heads):
+    """Heads for the counting llama: its hidden state encodes the last token, and head k adds k to it."""
     made = MedusaHeads(heads, VOCABULARY)
     for number in range(heads):
         made.output.data[number] = torch.eye(VOCABULARY).roll(number + 1, dims=0)
@@ -33,12 +33,12 @@ def foreseeing(heads):
 
 
 def counting_heads(folder, model, heads=3):
-    save_heads(folder, foreseeing(heads), model, [[0.6, 0.25], [0.5, 0.3], [0.4, 0.2]][:heads])
+    save_heads(folder, perfect_heads(heads), model, [[0.6, 0.25], [0.5, 0.3], [0.4, 0.2]][:heads])
     return folder
 
 
 def drafted(drafter, model, text):
-    """The rank paths and the tokens that are drafted after a text whose last token the model says itself."""
+    """Return rank paths and tokens drafted after a text whose last token is the model's own choice."""
     _, step = islice(tr.stream(model, torch.tensor([text[:-1]]), drafter, max_new_tokens=50), 2)
     return " ".join("".join(map(str, path)) for path in rank_paths(step.draft)[1:]), step.draft.tokens.tolist()
 
@@ -47,7 +47,7 @@ def drafted(drafter, model, text):
 
 
 @given(st.lists(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_the_first_paths_are_the_best_tree_of_their_number(probabilities):
+def test_first_n_paths_are_the_best_tree_of_n_nodes(probabilities):
     found = list(best_paths(probabilities))
     depths = range(1, len(probabilities) + 1)
     every = [path for depth in depths for path in product(*(range(len(ranks)) for ranks in probabilities[:depth]))]
@@ -73,10 +73,8 @@ def test_the_first_paths_are_the_best_tree_of_their_number(probabilities):
         ("static", (1.0, 9.0), "", [5]),
     ],
 )
-def test_heads_foresee_from_the_state_that_gave_the_root(
-    counting, tmp_path, monkeypatch, tree, seconds, wanted, tokens
-):
-    """In a tree that is given, or the best of so many nodes, or of as many as pay, by the measured accuracy."""
+def test_heads_draft_from_the_state_before_the_root(counting, tmp_path, monkeypatch, tree, seconds, wanted, tokens):
+    """In a given tree, the best of n nodes, or the number that pays, by measured accuracy."""
     if seconds:
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
     found = drafted(Medusa(counting_heads(tmp_path, counting), tree=tree), counting, [3, 4, 5])
@@ -84,26 +82,26 @@ def test_heads_foresee_from_the_state_that_gave_the_root(
     assert found[1] == tokens
 
 
-def test_perfect_heads_save_all_steps_but_one_in_so_many(counting, tmp_path):
+def test_perfect_heads_are_always_accepted(counting, tmp_path):
     check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000"), depth=3)
 
 
 # files
 
 
-def test_a_grown_tree_follows_the_probabilities_of_the_step(counting, tmp_path):
-    """The counting llama gives each next candidate a little less; sharp heads make a chain, flat ones a star."""
+def test_grown_tree_depends_on_the_probabilities_of_the_step(counting, tmp_path):
+    """The counting llama's candidates have slowly falling logits; sharp heads give a chain, flat heads a star."""
     for factors, wanted in (((50, 50), ("0 00", [2, 3, 4])), ((1, 0), ("0 1", [2, 3, 4]))):
-        heads = foreseeing(2)
+        heads = perfect_heads(2)
         heads.output.data *= torch.tensor(factors)[:, None, None]
         save_heads(tmp_path, heads, counting, [[0.5], [0.5]])
         assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == wanted
 
 
 def test_heads_that_do_not_fit_are_refused(counting, tmp_path):
-    broken = foreseeing(2)
+    broken = perfect_heads(2)
     broken.bias = torch.nn.Parameter(torch.zeros(1))
-    for number, (heads, measured) in enumerate(((foreseeing(2), [[0.5]]), (broken, [[0.5], [0.5]]))):
+    for number, (heads, measured) in enumerate(((perfect_heads(2), [[0.5]]), (broken, [[0.5], [0.5]]))):
         save_heads(tmp_path / str(number), heads, counting, measured)
         with pytest.raises(TrainedPartError, match=str(tmp_path)):
             Medusa(tmp_path / str(number))
@@ -115,7 +113,7 @@ def test_heads_that_do_not_fit_are_refused(counting, tmp_path):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_are_read_as_they_were_saved(counting, tmp_path, own):
+def test_saved_heads_are_read_back(counting, tmp_path, own):
     heads = MedusaHeads(2, VOCABULARY, blocks=2, output=counting.lm_head.weight if own else None)
     with torch.no_grad():
         for weight in heads.parameters():
@@ -131,8 +129,8 @@ def test_heads_are_read_as_they_were_saved(counting, tmp_path, own):
 # training
 
 
-def test_heads_learn_the_tokens_after_the_next_one(model):
-    """A prompt of two tokens, and four that the target said; the states before each of these, and what comes later."""
+def test_examples_pair_states_with_later_tokens(model):
+    """A prompt of two tokens and four output tokens: the states before each of these, and the tokens after them."""
     texts = Continuations([torch.tensor([10, 11, 12, 13, 14, 15]), torch.tensor([20, 21, 22])], [2, 1])
     hidden, wanted = examples(Target(model), texts, heads=3)
     assert wanted.tolist() == [
@@ -152,8 +150,8 @@ def counted(model, folder):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_trained_on_a_model_that_counts_foresee_it(counting, tmp_path, own):
-    """A target in 16 bits has heads that are trained in 32."""
+def test_heads_trained_on_a_counting_model_predict_it(counting, tmp_path, own):
+    """The target is in 16 bits; its heads are trained in 32."""
     losses = []
     texts, held_out = counted(counting, tmp_path).split(0.25)
     counting.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Drafts made one: merged by hand, weighed by hand, the best nodes against a search, drawn ones exact."""
+"""Merged drafts: merging and weights by hand, the best nodes compared with a search, exactness of sampled nodes."""
 
 import dataclasses
 from itertools import combinations
@@ -30,12 +30,12 @@ def draft(paths, tokens, probabilities=None, **more):
 
 
 def paths(tree_of):
-    """The tokens from the root down to every node but the root."""
+    """Return the tokens from the root to every other node."""
     return paths_of(tree_of.draft if isinstance(tree_of, Merged) else tree_of)[1:]
 
 
 def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset()):
-    """The draft of the best nodes of a merged one."""
+    """Return the draft of the best nodes of a merged draft."""
     return valued_draft(merged, np.array(values), drawn, first).first_ranked(1 + most)
 
 
@@ -47,7 +47,7 @@ TWO = draft("0 00 01", [8, 6, 9], [0.5, 0.7, 0.1])
 # Merging
 
 
-def test_two_drafts_are_merged_by_hand():
+def test_merge_of_two_drafts():
     merged = merge_drafts([ONE, TWO])
     assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
     assert merged.draft.tokens[0] == ROOT
@@ -59,7 +59,7 @@ def test_two_drafts_are_merged_by_hand():
 
 
 @given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
-def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
+def test_fused_draft_is_a_tree_of_proposed_nodes(proposed, most, seed):
     for one in proposed:
         one.tokens[0] = ROOT
     merged = merge_drafts(proposed)
@@ -90,14 +90,14 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
 # Weighing
 
 
-def test_siblings_share_what_is_certain():
+def test_probabilities_of_siblings_sum_to_one():
     sure = draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0])
     merged = merge_drafts([sure, Draft.chain([ROOT])])
     assert FuseCalibration.empty(2).values_of(merged).values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 
 
-def test_who_is_right_is_learned():
-    """One is sure and always wrong, two is unsure and always right: the order turns."""
+def test_acceptance_of_each_part_is_learned():
+    """The first part is confident and always wrong, the second the opposite: their order is reversed."""
     merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
     calibration = FuseCalibration.empty(2)
     assert paths(chosen_of(merged, calibration.values_of(merged).values, 1)) == [(7,)]
@@ -112,7 +112,7 @@ def test_who_is_right_is_learned():
 # Choosing
 
 
-def test_as_many_are_kept_as_pay():
+def test_only_nodes_that_pay_are_kept():
     star = Draft.of(range(5), [-1, 0, 0, 0, 0], [1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
 
@@ -121,16 +121,16 @@ def test_as_many_are_kept_as_pay():
 
     assert kept(flat) == [0, 1, 2]
     assert kept(steep) == [0]
-    # Where drafting has taken ten times a pass already, a pass should bring what it can.
+    # If drafting took ten times a forward pass, verifying more nodes pays.
     assert kept(flat + 10.0) == [0, 1, 2, 3, 4]
-    # What must be kept is, whether it pays or not.
+    # Needed nodes are kept, whether they pay or not.
     assert kept(np.array([1.0, 2, 20, 40, 60]), frozenset({4})) == [0, 4]
-    # Where a tenth of what was predicted came true, nothing pays.
+    # At a forecast ratio of 0.01, nothing pays.
     assert kept(flat, ratio=0.01) == [0]
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
-def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
+def test_kept_tree_is_the_best_of_its_size(shares, seed, most):
     draws = np.random.default_rng(seed)
     parents = [-1]
     for _ in shares:
@@ -146,8 +146,8 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
     assert kept.values[1:].sum() == pytest.approx(max(closed))
 
 
-def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
-    """The others have as many nodes as the largest of these, at least."""
+def test_drafts_without_probabilities_and_sampled_drafts_stay_whole():
+    """Other drafts keep at least as many nodes as the largest of these."""
     sure = Draft.of(range(4), [-1, 0, 1, 2], [1, 0.9, 0.9, 0.9])
     silent = Draft.of(range(3), [-1, 0, 0])
     sampled = Draft.of(range(2), [-1, 0], [1, 0.1], sampled_from={1: torch.full((9,), 1 / 9)})
@@ -157,11 +157,11 @@ def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
     assert [len(one) for one in prune([sure], dear, [1.0])] == [1]
 
 
-# What was drawn
+# Sampled nodes
 
 
-def test_drawn_nodes_stay_in_their_order_before_others():
-    """8 then 7 were drawn; the other draft comes first and says 7 and 9."""
+def test_sampled_nodes_keep_their_order_before_others():
+    """8 then 7 were sampled; the other draft comes first and has 7 and 9."""
     q = torch.full((10,), 0.1)
     drawn = draft("0 1 00", [8, 7, 9], sampled_from={1: q, 2: q, 3: q})
     merged = merge_drafts([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
@@ -172,18 +172,18 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     fused = chosen_of(merged, values, 4, first, still_drawn)
     assert paths(fused) == paths(merged)
     assert sorted(fused.sampled_from) == [1, 2, 4]
-    # With room for three the second layer counts as chosen, and loses by its value.
+    # With three nodes, the second layer counts as chosen and is dropped for its value.
     first, still_drawn = fixed_nodes(merged, 2)
     assert (first, still_drawn) == ({0, 1, 2}, {1, 2})
     assert fixed_nodes(merged, 1) == ({0}, frozenset())
-    # What a drafter needs is kept too, if all of it fits.
+    # Nodes that a drafter needs are kept too, if all of them fit.
     merged = merge_drafts([ONE, dataclasses.replace(TWO, needed=frozenset({2, 3}))])
     assert fixed_nodes(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
     assert fixed_nodes(merged, 2) == (frozenset({0}), frozenset())
 
 
 def chosen(text, taken=None):
-    """The target's own likeliest tokens, two levels of them; or, worse, likely ones that were not drawn."""
+    """Return the target's most probable tokens on two levels, optionally only those that were not sampled."""
     tokens, tree = [text[-1] if text else 0], parse_paths("0 1 00 10")
     ways = [text]
     for parent in tree.parents[1:]:
@@ -204,28 +204,28 @@ def fused(drafts_made, most):
     return chosen_of(merged, values, most, first, drawn)
 
 
-def with_what_was_not_drawn(text):
+def with_tokens_not_sampled(text):
     drawn = drafted(TWO_LEVELS, text)
     return [chosen(text, drawn), drawn]
 
 
 WAYS = {
-    "a drawn tree and a chosen one": (lambda text: [drafted(TWO_LEVELS, text), chosen(text)], 8),
-    "a chosen one that knows what was drawn": (with_what_was_not_drawn, 9),
-    "one drawn layer of two": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 4),
-    "no room for what was drawn": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 1),
-    "two that draw": (lambda text: [drafted(LINE, text), drafted(TWO_LEVELS, text), chosen(text)], 5),
+    "a sampled tree and a chosen one": (lambda text: [drafted(TWO_LEVELS, text), chosen(text)], 8),
+    "a chosen tree that depends on the samples": (with_tokens_not_sampled, 9),
+    "one sampled layer of two": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 4),
+    "no room for the samples": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 1),
+    "two sampled drafts": (lambda text: [drafted(LINE, text), drafted(TWO_LEVELS, text), chosen(text)], 5),
 }
 
 
 @pytest.mark.parametrize("way", thinned(WAYS, len(WAYS)))
-def test_texts_have_the_targets_distribution(way):
+def test_outputs_have_the_targets_distribution(way):
     made, most = WAYS[way]
     assert fits(texts(lambda text: fused(made(text), most), accept_walk)) > 0.001
 
 
-def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
-    made, _ = WAYS["one drawn layer of two"]
+def test_check_detects_sampled_nodes_dropped_by_value(monkeypatch):
+    made, _ = WAYS["one sampled layer of two"]
     monkeypatch.setattr(Draft, "ranked", lambda draft: np.argsort(-draft.values, kind="stable"))
     monkeypatch.setattr(fusing, "fixed_nodes", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6

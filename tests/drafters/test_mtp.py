@@ -1,4 +1,4 @@
-"""MTP: what the layers predict is what they say that read the text anew; trees, budgets and where layers come from."""
+"""MTP: predictions of the layers equal those computed without a cache; trees, budgets, and loading of layers."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def layers_of(case, model):
 
 
 @torch.no_grad()
-def wanted_chances(model, layers, text, beyond):
-    """(places, vocabulary): a token of each layer after a text by transformers' own chain, all of it read anew, and
-    then `beyond` more of the last layer, every time anew too.
+def expected_probabilities(model, layers, text, beyond):
+    """(positions, vocabulary): one token of each layer by transformers' own chain, then `beyond` more of the last
+    layer, all computed without a cache.
     """
     ids = torch.tensor([text])
     states = model.get_decoder()(input_ids=ids[:, :-1]).last_hidden_state
     places = torch.arange(1, len(text))[None]
     tokens, logits, _ = layers(ids[:, 1:], states, None, places, MtpCache(config=layers.config))
-    if beyond:  # of one layer
+    if beyond:  # only with one layer
         assert len(layers.layers) == 1
         ids, own = ids[:, 1:], states
         for _ in range(beyond):
@@ -57,7 +57,7 @@ def wanted_chances(model, layers, text, beyond):
 
 
 def best_paths(probabilities, k, nodes):
-    """The most probable nodes of a chain with siblings."""
+    """Return the most probable nodes of a chain with siblings."""
     likely, tokens = probabilities.topk(k)
     found = {}
     for place in range(len(probabilities)):
@@ -69,20 +69,22 @@ def best_paths(probabilities, k, nodes):
 @pytest.mark.parametrize(
     ("case", "piece"), thinned([(FAMILIES[0], 4), *((case, 512) for case in FAMILIES)], 2), ids=str
 )
-def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piece, monkeypatch):
-    """Across their windows, after rejections and after tokens that stood beside the chain; and prompts in pieces."""
+def test_drafts_equal_those_computed_without_a_cache(case, piece, monkeypatch):
+    """Beyond attention windows, after rejections, after accepted siblings of the chain, and with prompts read in
+    pieces.
+    """
     monkeypatch.setattr(mtp, "_PIECE", piece)
     model = model_of(case)
     layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
     depth = len(layers.layers) if len(layers.layers) > 1 else 3
     k = 30 if Target(model).info.branches else 1
     steps = drafted_steps(model, Mtp(layers, tree=60, k=k, depth=depth), prompt, max_new_tokens=new)
-    assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
+    assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
     for text, step in steps[1:]:
         places = min(depth, new - (len(text) - 9) - 1)
         if places:
             beyond = depth - 1 if len(layers.layers) == 1 else 0
-            probabilities = wanted_chances(model, layers, text, beyond)[:places]
+            probabilities = expected_probabilities(model, layers, text, beyond)[:places]
             assert set(paths_of(step.draft)[1:]) == best_paths(probabilities, k, 60)
     lengths = {len(step.accepted) - 1 for _, step in steps}
     assert 0 in lengths, "there are rejections"
@@ -90,7 +92,7 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
 
 
 @pytest.mark.parametrize("case", FAMILIES[1::2], ids=str)
-def test_a_text_may_be_shorter_than_there_are_layers(case):
+def test_prompt_may_be_shorter_than_the_number_of_layers(case):
     model = model_of(case)
     drafter = Mtp(layers_of(case, model), tree=6)
     for length in (1, 2, 3):
@@ -98,8 +100,8 @@ def test_a_text_may_be_shorter_than_there_are_layers(case):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_perfect_layers_save_all_steps_but_one_in_so_many(counting, layers):
-    """Beyond their number too."""
+def test_perfect_layers_are_always_accepted(counting, layers):
+    """Also beyond the number of layers."""
     stats = check_perfect(counting, Mtp(assistants.counting_mtp(counting, layers), tree=4, k=1, depth=4), depth=4)
     assert stats.drafter_statistics["draft_forwards"] == 4 * 4
 
@@ -107,8 +109,8 @@ def test_perfect_layers_save_all_steps_but_one_in_so_many(counting, layers):
 # options
 
 
-def test_auto_drafts_as_many_places_and_nodes_as_pay(counting, monkeypatch):
-    """Layers that take longer than the target are not run."""
+def test_auto_drafts_the_depth_and_nodes_that_pay(counting, monkeypatch):
+    """Layers slower than the target are not run."""
     layers, cheap = assistants.counting_mtp(counting, 1), (1.0, 1.001, 1.002, 1.003, 1.004)
     for price, seconds, depths in ((0.01, cheap, {4}), (0.01, (1.0, 90.0), {0}), (2.0, cheap, {0})):
         assert depths_that_pay(monkeypatch, counting, Mtp(layers), price, seconds) == depths
@@ -117,8 +119,8 @@ def test_auto_drafts_as_many_places_and_nodes_as_pay(counting, monkeypatch):
 # layers
 
 
-def test_layers_are_found_in_the_files_of_the_target(tmp_path):
-    """In the format of its authors."""
+def test_layers_are_loaded_from_the_targets_files(tmp_path):
+    """In their authors' format."""
     case = FAMILIES[2]
     made = model_of(case)
     made.save_pretrained(tmp_path)
@@ -149,7 +151,7 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path):
     assert found == wanted
 
 
-def test_a_target_without_layers_that_fit_is_refused():
+def test_target_without_fitting_layers_is_refused():
     hybrid = model_of(recurrent("bailing_hybrid"))
     hybrid.config.mtp_layer_types, hybrid.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
     for model, drafter, said in (
@@ -162,7 +164,7 @@ def test_a_target_without_layers_that_fit_is_refused():
             tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
 
 
-def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting):
+def test_given_layers_are_copied_and_use_the_targets_embedding_and_dtype(counting):
     layers = assistants.counting_mtp(counting)
     head, stats = layers.shared_head, tr.Stats()
     half = tiny.counting_llama().to(torch.bfloat16)

@@ -1,6 +1,4 @@
-"""Options of drafters: how they are written and read, and what is refused, by type and offending value; the name of a
-drafter is checked without torch.
-"""
+"""Options of drafters: parsing, and refused values by type and offending value; names are checked without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from token_recycling._util.options import options_of
 from token_recycling.drafters._registry import check_spec, own_names
 
 
-def test_a_drafter_is_made_from_name_and_options():
+def test_drafter_is_made_from_name_and_options():
     drafter = tr.make_drafter("published", k=np.int64(4), update="first", tree="chain:2")
     assert (drafter.name, drafter.k, drafter.update) == ("published", 4, "first")
     assert tr.make_drafter(drafter) is drafter
@@ -63,12 +61,12 @@ TYPOS = {
     "fuse:recycling(k=3+suffix": "'recycling(k=3+suffix'",
     "fuse:recycling)+suffix": "'recycling)+suffix'",
 }
-"""Specs that are refused with this in the error."""
+"""Refused specs, and a part of their error."""
 
 
 @pytest.mark.parametrize(("spec", "value"), TYPOS.items())
-def test_a_mistyped_drafter_is_refused(spec, value):
-    """Whatever was written is checked when it is read; what was left out, when the drafter is made."""
+def test_mistyped_drafter_is_refused(spec, value):
+    """Given options are checked when the spec is parsed, missing options when the drafter is made."""
     with pytest.raises(ValueError, match=re.escape(value)):
         tr.make_drafter(spec)
     if ":" in spec:
@@ -111,7 +109,7 @@ MADE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("spec", "options", "error", "value"), MADE, ids=str)
-def test_what_makes_no_drafter_is_refused(spec, options, error, value):
+def test_invalid_drafters_are_refused(spec, options, error, value):
     with pytest.raises(error, match=re.escape(value)):
         tr.make_drafter(spec, **options)
 
@@ -145,7 +143,7 @@ def test_options_out_of_range_are_refused(name, model, tmp_path):
 # Without torch
 
 
-def test_an_unknown_drafter_costs_no_import_of_torch():
+def test_unknown_drafter_is_refused_without_importing_torch():
     code = """
 import sys
 from token_recycling.cli.app import app
@@ -164,10 +162,8 @@ for words in (
     assert found.stderr.count("error: ") == 3
 
 
-def test_without_a_drafter_everything_else_can_be_imported():
-    """Each can be deleted: what two share is in `drafters/_shared`. A command and a training that are there for one of
-    them go with it.
-    """
+def test_no_module_depends_on_one_drafter():
+    """Each drafter can be deleted together with its command and training: shared code is in `drafters/_shared`."""
     graph = grimp.build_graph("token_recycling")
     for drafter in own_names():
         deleted = f"token_recycling.drafters.{drafter}"

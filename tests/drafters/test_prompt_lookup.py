@@ -1,4 +1,4 @@
-"""Prompt lookup and the suffix drafter: the drafts of transformers' own, and examples that can be seen."""
+"""Prompt lookup equals transformers' own; the suffix drafter on examples."""
 
 import tracemalloc
 
@@ -17,7 +17,7 @@ MODEL = tiny.counting_llama()
 
 
 def drafted(text, prompt=None, name="prompt_lookup", **options):
-    """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
+    """Return the draft after `text`, whose first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter(name, **options)
     tokens = torch.tensor(text)
     draft = runs.begun(drafter, tokens[: prompt or len(text)], Target(MODEL)).draft(Context(tokens, 1000))
@@ -27,7 +27,7 @@ def drafted(text, prompt=None, name="prompt_lookup", **options):
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 30), st.integers(1, 12), st.integers(1, 4))
-def test_drafts_are_those_of_transformers(text, prompt, num_tokens, size):
+def test_drafts_equal_those_of_transformers(text, prompt, num_tokens, size):
     theirs = PromptLookupCandidateGenerator(num_output_tokens=num_tokens, max_matching_ngram_size=size, max_length=1000)
     wanted = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
     ours = drafted(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
@@ -48,13 +48,13 @@ def test_drafts_are_those_of_transformers(text, prompt, num_tokens, size):
         ([], {}, []),
     ],
 )
-def test_the_longer_the_match_the_longer_the_suffix_drafters_draft(repeated, options, wanted):
-    """After 3 stood 4 5 6 7 8 9; then the last 1, 2 or 3 tokens match, and twice as many are drafted."""
+def test_suffix_draft_length_grows_with_the_match(repeated, options, wanted):
+    """3 was followed by 4 5 6 7 8 9. The last 1, 2 or 3 tokens match, and twice that number is drafted."""
     assert drafted([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, *repeated], 1, "suffix", **options) == wanted
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
-def test_texts_do_not_know_of_each_other(name, counting):
+def test_sequences_are_independent(name, counting):
     drafter, target = tr.make_drafter(name), Target(counting)
     texts = [torch.tensor(text) for text in ([1, 2, 1], [1, 3, 1], [1])]
     begun = [runs.begun(drafter, text, target) for text in texts]
@@ -63,8 +63,8 @@ def test_texts_do_not_know_of_each_other(name, counting):
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
-def test_a_step_allocates_alike_at_every_length(name, counting):
-    """One token after another behind a long text: nothing is copied or searched as a whole."""
+def test_memory_of_a_step_does_not_depend_on_length(name, counting):
+    """Token by token after a long sequence: nothing is copied or searched as a whole."""
     tokens = torch.arange(200_000) % 50_021
     begun = runs.begun(tr.make_drafter(name), tokens[:-9], Target(counting))
     begun.draft(Context(tokens[:-9], 99))

@@ -1,4 +1,4 @@
-"""Token Recycling beyond the paper: the text is that of `generate` whatever the options, and every option counts."""
+"""Token Recycling beyond the paper: learning across sequences and in batches, and tree sizes by cost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import token_recycling as tr
 from token_recycling.loop import request
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
-# From text to text
+# Learning
 
 
-def test_what_was_learned_stays_for_the_next_prompts():
-    """Each prompt comes once more; the second time all its text is known, as there is room for all contexts."""
+def test_later_prompts_profit_from_earlier_ones():
+    """Each prompt is decoded twice; all contexts fit in memory, so the second output is known."""
     model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12, memory=2.0)
     cold, warm = tr.Stats(), tr.Stats()
     for stats in (cold, warm):
@@ -30,7 +30,7 @@ def test_what_was_learned_stays_for_the_next_prompts():
             tr.generate(model, tiny.prompt(0, 5), drafter=hot, max_new_tokens=4)
 
 
-def test_texts_of_a_batch_are_apart_in_the_past(model):
+def test_sequences_of_a_batch_are_separate_in_the_history(model):
     drafter, given = tr.make_drafter("recycling", tree=8), batch([9, 9, 9], 0)
     wanted = model.generate(**given, max_new_tokens=40)[:, 9:].tolist()
     tr.generate(model, **given, drafter=drafter, max_new_tokens=40)
@@ -40,7 +40,7 @@ def test_texts_of_a_batch_are_apart_in_the_past(model):
     assert len(pieces) >= 3
 
 
-def test_a_first_token_that_does_not_wait_for_a_draft_is_learned_from(model):
+def test_first_token_emitted_by_the_prefill_is_learned(model):
     drafter, ids = tr.make_drafter("recycling"), tiny.prompt(0, 40)
     steps = tr.stream(model, ids, drafter, max_new_tokens=3)
     first = next(steps)
@@ -50,12 +50,12 @@ def test_a_first_token_that_does_not_wait_for_a_draft_is_learned_from(model):
     assert drafter.matrix.look_up(*ids[0, -3:].tolist())[0][0] == first.tokens[0]
 
 
-# As many nodes as pay
+# Tree size by cost
 
 
 @pytest.fixture
 def rise(monkeypatch):
-    """Sets what every further node costs, in passes over a lone root; drafting takes no time."""
+    """Set the cost of every further node, in forward passes over a lone root; drafting takes no time."""
     monkeypatch.setattr(request, "now", lambda: 0.0)
 
     def set_rise(each):
@@ -64,29 +64,29 @@ def rise(monkeypatch):
     return set_rise
 
 
-def sizes(model, drafter, tokens, **how):
-    """Drafted nodes, step by step."""
+def drafted_nodes(model, drafter, tokens, **how):
+    """Return the number of drafted nodes of each step."""
     steps = tr.stream(model, torch.tensor([0]), drafter, max_new_tokens=tokens, **how)
     return [len(step.draft) - 1 for step in steps]
 
 
 @pytest.mark.measured
-def test_drafting_comes_back_when_candidates_prove_right(counting, rise):
-    """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
-    steps without a draft that is known.
+def test_drafting_resumes_once_candidates_prove_correct(counting, rise):
+    """A node pays from a probability of 0.9 on. The model's own probability is a third, but always correct: calibration
+    learns this after some steps without a draft.
     """
     rise(1.1)
-    assert set(sizes(counting, tr.make_drafter("recycling"), 40)) == {0}, "even a certain token does not pay"
+    assert set(drafted_nodes(counting, tr.make_drafter("recycling"), 40)) == {0}, "even a certain token does not pay"
     rise(0.9)
-    drafted = sizes(counting, tr.make_drafter("recycling", suffix=False, orders=1), 80)
+    drafted = drafted_nodes(counting, tr.make_drafter("recycling", suffix=False, orders=1), 80)
     assert set(drafted[:20]) == {0}
     assert min(drafted[-3:-1]) > 0
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """How often the loop has looked at the clock of drafting, which goes on by a twentieth of a pass each time: once
-    before and once after drafting where it is not disabled, and learning.
+    """Record readings of the drafting clock, which advances by a twentieth of a forward pass each time: before and
+    after drafting, unless it is disabled, and after learning.
     """
     looks = []
     monkeypatch.setattr(request, "now", lambda: (looks.append(1), len(looks) / 20)[1])
@@ -94,18 +94,18 @@ def clock(monkeypatch):
 
 
 @pytest.mark.measured
-def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clock):
-    """Its overhead is a tenth of a pass: where drafting gains nothing, a probe every tenth step takes 1% of the
-    time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
+def test_drafting_backs_off_where_it_does_not_pay_and_resumes(counting, rise, clock):
+    """Its overhead is a tenth of a forward pass: where drafting gains nothing, a probe every tenth step takes 1% of the
+    time. Two sequences calibrate all kinds of candidates; in the last one all candidates are correct.
     """
     rise(0.2)
     torch.manual_seed(0)
     drafter = tr.make_drafter("recycling")
     warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
     for _ in range(2):
-        sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+        drafted_nodes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     before = len(clock)
-    steps = len(sizes(counting, drafter, 200, do_sample=True, logits_processor=warper))
+    steps = len(drafted_nodes(counting, drafter, 200, do_sample=True, logits_processor=warper))
     assert (len(clock) - before) / 2 - steps < 200 / 7
-    drafted = sizes(counting, drafter, 100)
+    drafted = drafted_nodes(counting, drafter, 100)
     assert min(drafted[-3:-1]) > 0

@@ -1,4 +1,4 @@
-"""What each option of the drafter `recycling` does, worked out by hand."""
+"""Effects of each option of the drafter `recycling`, computed by hand."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from token_recycling.recycling.ngrams import ngrams_at
 from token_recycling.recycling.suffix_index import BREAK
 
 
-def sure(following, vocab_size=64):
+def confident_logits(following, vocab_size=64):
     """Logits (n, vocabulary) of a model that is nearly certain of these tokens."""
     logits = torch.zeros(len(following), vocab_size)
     logits[torch.arange(len(following)), following] = 20
@@ -20,22 +20,22 @@ def sure(following, vocab_size=64):
 
 
 def teach(drafter, target, text, logits):
-    """The model's choice after every token of a text (length,) but the last is learned."""
+    """Learn the model's choice after every token of a text (length,) except the last."""
     ngrams = ngrams_at(text[None].numpy(), np.array([len(text) - 2]), np.array([len(text) - 1]), drafter.orders)
     drafter.prepare(target).learn(ngrams, *top_candidates(logits, drafter.k))
 
 
 def drafted(text, drafter="recycling", read=True, **options):
-    """What is drafted after a text that the model foresaw, token by token; the root left out."""
+    """Return the draft, without its root, after a text whose every token was the model's choice."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
     target = Target(tiny.llama())
     if read:
-        teach(made, target, ids, sure(text[1:]))
+        teach(made, target, ids, confident_logits(text[1:]))
     begun = runs.begun(made, ids, target)
     return begun.draft(Context(ids, 50)).tokens[1:].tolist()
 
 
-def test_the_tree_says_how_many_nodes_and_where():
+def test_tree_sets_number_and_shape_of_nodes():
     ring = {"suffix": False, "k": 1}
     text = [*range(1, 9), 1]
     assert drafted(text, tree=3, **ring) == [2, 3, 4]
@@ -45,8 +45,8 @@ def test_the_tree_says_how_many_nodes_and_where():
     assert drafted(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
 
 
-def test_longer_contexts_add_what_one_token_does_not_know():
-    """After 1 5 stood 10, after 2 5 stood 20."""
+def test_longer_contexts_add_candidates():
+    """1 5 was followed by 10, 2 5 by 20."""
     text, how = [1, 5, 10, 30, 2, 5, 20, 31, 1, 5], {"tree": "0 1", "k": 1, "suffix": False}
     assert drafted(text, orders=1, **how) == [20]
     assert drafted(text, orders=2, **how) == [20, 10]
@@ -55,14 +55,14 @@ def test_longer_contexts_add_what_one_token_does_not_know():
     assert [drafted(text, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
 
 
-def test_the_suffix_is_drafted():
+def test_suffix_enables_copying():
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     assert drafted(text, read=False, tree=3) == [3, 4, 5]
     assert drafted(text, read=False, tree=3, suffix=False) == []
 
 
-def test_what_earlier_texts_wrote_is_drafted(model):
-    """Not their prompts; and without rows and suffix nothing else is known."""
+def test_history_of_outputs_is_drafted(model):
+    """Prompts are excluded; without rows and suffix there is no other source."""
     for history, wanted in ((64, True), (0, False)):
         drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, history=history)
         target = Target(model)
@@ -75,10 +75,10 @@ def test_what_earlier_texts_wrote_is_drafted(model):
         assert found == (written[10:13] if wanted else [])
 
 
-def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting):
+def test_sequences_of_a_batch_share_rows_but_no_suffix(counting):
     drafter, texts = tr.make_drafter("recycling", tree=3), [torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])]
     first, second = (runs.begun(drafter, text, Target(counting)) for text in texts)
     assert first.draft(Context(texts[0], 9)).tokens.tolist() == [1, 2, 3, 1]
     assert second.draft(Context(texts[1], 9)).tokens.tolist() == [1, 5, 6, 1]
-    teach(drafter, Target(counting), torch.tensor([9, 10]), sure([10], 16))
+    teach(drafter, Target(counting), torch.tensor([9, 10]), confident_logits([10], 16))
     assert second.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9)).tokens.tolist()[:2] == [9, 10]

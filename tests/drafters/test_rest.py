@@ -1,4 +1,4 @@
-"""REST: the most frequent prefixes against counting them all, a tree worked by hand, and the command that builds."""
+"""REST: the most frequent prefixes compared with a full count, a tree computed by hand, and the build command."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def store(tmp_path):
 
 
 @given(st.lists(st.lists(st.integers(-1, 2), min_size=4, max_size=4), min_size=1, max_size=30), st.integers(1, 12))
-def test_the_most_frequent_prefixes_are_taken(rows, most):
+def test_most_frequent_prefixes_are_found(rows, most):
     counts = Counter()
     for row in rows:
         for end in range(1, 5):
@@ -44,14 +44,14 @@ def test_the_most_frequent_prefixes_are_taken(rows, most):
     assert all(prefix[:-1] in found for prefix in found if len(prefix) > 1)
 
 
-def test_the_tree_holds_the_most_frequent_prefixes(store):
-    """Counted: 3 and 6 and 6 7 three times, 3 4 twice, 3 5 and 8 and 8 9 once."""
+def test_tree_has_the_most_frequent_prefixes(store):
+    """Counts: 3, 6 and 6 7 three times, 3 4 twice, 3 5, 8 and 8 9 once."""
     draft = drafted(Rest(store, nodes=4), [9, 1, 2])
     assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
     assert draft.parents.tolist() == [-1, 0, 0, 2, 1]
     assert draft.ranks.tolist() == [0, 0, 1, 0, 0]
     assert len(drafted(Rest(store), [9, 1, 2])) == 8
-    # 0 1 2 stands once: of the longest suffix what followed it is all that is drafted, and so is what stands last.
+    # 0 1 2 occurs once: only continuations of the longest suffix are drafted; with one match, only of the newest.
     assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
     assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2])) == 8
     assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
@@ -60,11 +60,11 @@ def test_the_tree_holds_the_most_frequent_prefixes(store):
     assert drafted(Rest(store), [1, 2], room=1).depth == 1
 
 
-# whose ids these are
+# tokenizers
 
 
-def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path):
-    """Whichever comes first: one whose tokenizer is not known, or one that fits."""
+def test_each_target_is_checked_against_its_own_tokenizer(counting, loaded, tmp_path):
+    """In any order: an unknown tokenizer, one that fits and one that does not."""
     for name, tokenizer in (("other", "0123456789abcdef"), ("own", fingerprint(loaded.tokenizer))):
         build([[1, 2]], tmp_path / name, tokenizer)
     other, own = Rest(tmp_path / "other"), Rest(tmp_path / "own")
@@ -80,7 +80,7 @@ def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path)
 # the command
 
 
-def test_build_reads_files_and_folders_and_what_it_made_drafts(loaded, tiny_model_dir, tmp_path):
+def test_build_reads_files_and_folders_and_its_datastore_drafts(loaded, tiny_model_dir, tmp_path):
     (tmp_path / "texts" / "deep").mkdir(parents=True)
     (tmp_path / "texts" / "deep" / "b.txt").write_text("line one\nline two\n" * 9000)
     (tmp_path / "texts" / ".hidden").write_bytes(b"\xff")
@@ -105,7 +105,7 @@ def test_build_reads_files_and_folders_and_what_it_made_drafts(loaded, tiny_mode
     assert len(Datastore(output)) == len(other) + 1
 
 
-def test_build_refuses(tiny_model_dir, tmp_path):
+def test_build_refuses_invalid_arguments(tiny_model_dir, tmp_path):
     def build_of(*files, output=tmp_path / "out"):
         return run("datastore", "build", *files, "--model", tiny_model_dir, "--output", output)
 

@@ -1,4 +1,4 @@
-"""SpecDec++: where drafting stops, by hand; that the text stays the target's; which heads are refused."""
+"""SpecDec++: the length of drafts computed by hand, saved heads, and refused heads."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from token_recycling.drafters.specdec_pp import AcceptanceHead, load_head, save_
 from token_recycling.model.hidden import output_width
 
 
-def believing(model, probabilities, otherwise=0.999):
-    """A head for a counting model, whose state after a token is 4 in that place: these probabilities by token."""
+def head_with(model, probabilities, otherwise=0.999):
+    """A head for a counting model, whose state after a token is 4 at its index: these probabilities by token."""
     head = AcceptanceHead(output_width(model), depth=0)
     with torch.no_grad():
         for token in range(head.width):
@@ -26,33 +26,33 @@ def believing(model, probabilities, otherwise=0.999):
 
 
 def drafts(model, start, **options):
-    """The first step after token `start`, of a model that counts and drafts for itself."""
+    """Return the first step after token `start`, with a counting model that drafts for itself."""
     drafter, stats = tr.make_drafter("specdec_pp", model=model, **options), tr.Stats()
     step = next(iter(tr.stream(model, torch.tensor([start]), drafter, max_new_tokens=13, stats=stats)))
     return step, stats
 
 
-def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(counting):
-    """After 3 come 4, 5, 6, 7: all accepted with 0.9, 0.72, 0.648, 0.324. The token after which it stops is kept."""
-    head = believing(counting, {4: 0.9, 5: 0.8, 6: 0.9, 7: 0.5})
+def test_drafting_stops_when_the_rejection_probability_exceeds_the_threshold(counting):
+    """3 is followed by 4, 5, 6, 7: all accepted with 0.9, 0.72, 0.648, 0.324. The last token is kept."""
+    head = head_with(counting, {4: 0.9, 5: 0.8, 6: 0.9, 7: 0.5})
     for threshold, length in ((0.09, 2), (0.27, 2), (0.29, 3), (0.36, 4), (0.67, 4)):
         step, stats = drafts(counting, 3, head=head, threshold=threshold)
         assert step.draft.tokens.tolist() == list(range(3, 4 + length))
-        assert stats.drafter_statistics["draft_forwards"] == length + 1  # the root's, and one after every token
+        assert stats.drafter_statistics["draft_forwards"] == length + 1  # one for the root and one for every token
         assert stats.drafter_statistics["stopped_by_head"] == 1
         assert step.tokens == list(range(4, 5 + length))
 
 
-def test_bounds_on_the_length(counting):
-    head = believing(counting, {4: 0.1})
+def test_bounds_of_the_draft_length(counting):
+    head = head_with(counting, {4: 0.1})
     for least in (1, 2, 5):
         assert len(drafts(counting, 3, head=head, min_length=least)[0].draft) == 1 + least
     for most in (1, 3, 7):
-        step, stats = drafts(counting, 3, head=believing(counting, {}), min_length=1, max_length=most)
+        step, stats = drafts(counting, 3, head=head_with(counting, {}), min_length=1, max_length=most)
         assert len(step.draft) == 1 + most
-        assert stats.drafter_statistics["draft_forwards"] == most  # nobody asks about the last token
+        assert stats.drafter_statistics["draft_forwards"] == most  # the last token is not judged
         assert stats.drafter_statistics["stopped_by_head"] == 0
-    assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft) == 13  # the end of the text
+    assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft) == 13  # the end of the sequence
 
 
 # files
@@ -65,7 +65,7 @@ def saved(folder, model):
     return head
 
 
-def test_a_saved_head_is_found_beside_the_draft_model(model, tmp_path):
+def test_saved_head_is_found_next_to_the_draft_model(model, tmp_path):
     related(model).save_pretrained(tmp_path)
     draft = LlamaForCausalLM.from_pretrained(tmp_path)
     wanted, states = saved(tmp_path / "specdec_pp", draft), torch.randn(5, 32)
@@ -78,7 +78,7 @@ def test_a_saved_head_is_found_beside_the_draft_model(model, tmp_path):
     assert load_head(tmp_path / "specdec_pp", half).depth == 2
 
 
-def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
+def test_head_that_does_not_fit_is_refused(model, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"specdec_pp.json .*specdec_pp.safetensors.*train specdec-pp"):
         load_head(tmp_path, model)
     saved(tmp_path, model)

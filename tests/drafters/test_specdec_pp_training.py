@@ -1,4 +1,4 @@
-"""Training of an acceptance head: labels, mixtures and the loss by hand; what is learned; the command."""
+"""Training of an acceptance head: labels, mixtures and the loss by hand, and a trained head."""
 
 import math
 
@@ -20,8 +20,8 @@ from token_recycling.training.specdec_pp import (
 )
 
 
-def counts_wrongly_from_eight():
-    """A llama of 16 tokens that says t + 1 after t, as the target does, but t + 3 from 8 on."""
+def wrong_from_eight():
+    """A llama of 16 tokens that emits t + 1 after t, as the target does, but t + 3 from 8 on."""
     model = tiny.counting_llama()
     with torch.no_grad():
         for token in range(8, 16):
@@ -31,17 +31,17 @@ def counts_wrongly_from_eight():
 
 
 def counted(number=1, start=3):
-    """Texts of 16 tokens that count, the first 4 of each the prompt."""
+    """Texts of 16 tokens that count; the first 4 of each are the prompt."""
     return Continuations([(torch.arange(16) + start + place) % 16 for place in range(number)], [4] * number)
 
 
 def pair():
-    return Target(tiny.counting_llama()), Target(counts_wrongly_from_eight())
+    return Target(tiny.counting_llama()), Target(wrong_from_eight())
 
 
-def test_labels_of_greedy_decoding_say_whether_both_agree_and_are_read_in_a_mixture():
-    """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model says 11. A state after a token is 4 in that place:
-    so the states say which tokens the head reads, those of the mixture that were drafted.
+def test_greedy_labels_mark_agreement_and_are_read_in_a_mixture():
+    """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model emits 11. A state after a token is 4 at its index,
+    so the states show which tokens the head reads: those of the mixture that were drafted.
     """
     target, draft = pair()
     (found,) = labelled(target, draft, counted(), SpecDecTraining(draft_temperature=0))
@@ -58,8 +58,8 @@ def test_labels_of_greedy_decoding_say_whether_both_agree_and_are_read_in_a_mixt
     assert torch.equal(labels, found.labels[replaced])
 
 
-def test_labels_of_drawn_tokens_are_min_1_p_by_q():
-    """Logits after a token are 4 times the numbers of the output layer; at temperature 2 they are halved."""
+def test_labels_of_sampled_tokens_are_min_1_p_over_q():
+    """Logits after a token are 4 times the weights of the output layer, halved at temperature 2."""
     target, draft = pair()
     how = SpecDecTraining(draft_temperature=2, seed=5)
     for found in labelled(target, draft, counted(8), how):
@@ -73,9 +73,9 @@ def test_labels_of_drawn_tokens_are_min_1_p_by_q():
     assert any(not torch.equal(one.drafted, two.drafted) for one, two in zip(first, other, strict=True))
 
 
-def test_the_loss_by_hand():
-    """A head that says 0.8 everywhere; labels 1, 0 and 0.5, rejections count three times: the best answer of a head
-    has a third of the odds.
+def test_loss_computed_by_hand():
+    """A head with probability 0.8 everywhere; labels 1, 0 and 0.5; rejections have weight three, so the optimum has a
+    third of the odds.
     """
     head = AcceptanceHead(2, 0)
     with torch.no_grad():
@@ -85,8 +85,8 @@ def test_the_loss_by_hand():
     assert float(found) == pytest.approx((accepted + 3 * rejected + 0.5 * accepted + 1.5 * rejected) / 3)
 
 
-def test_a_text_of_which_no_token_was_replaced_is_trained_over():
-    """Of a text that ends at once the one token may be the target's own: then there is no label."""
+def test_texts_without_replaced_tokens_have_no_loss():
+    """The only token of a text that ends at its first token may be the target's own: then there is no label."""
     target, draft = pair()
     text, losses = Continuations([torch.tensor([3, 4])], [1]), []
     how = SpecDecTraining(target_share=0.99, batch=1)
@@ -95,8 +95,8 @@ def test_a_text_of_which_no_token_was_replaced_is_trained_over():
     assert 0 in losses
 
 
-def test_a_head_learns_where_both_models_part():
-    """From 11 on the target would have said something else. Rejections count once, so that the head is calibrated."""
+def test_head_learns_where_both_models_differ():
+    """From 11 on the target's tokens differ. Rejections have weight one, so the head is calibrated."""
     target, draft = pair()
     how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
     known = labelled(target, draft, counted(16), how)

@@ -1,4 +1,4 @@
-"""The shared parts of training: the target's own texts, the loop, the files; interrupted runs end as others do."""
+"""Shared parts of training: continuations by the target, the loop, files, and interrupted runs."""
 
 import itertools
 import re
@@ -31,8 +31,8 @@ def prompts(count):
 # continuations
 
 
-def test_greedy_texts_are_those_of_generate(model, tmp_path):
-    """Up to the end of sequence, or of the context."""
+def test_greedy_continuations_equal_those_of_generate(model, tmp_path):
+    """Up to the end token, or the end of the context."""
     model.generation_config.eos_token_id = [5, 11]
     made = continuations(model, prompts(5), tmp_path / "texts", max_new_tokens=20, batch=3)
     model.generation_config.pad_token_id = 0
@@ -46,7 +46,7 @@ def test_greedy_texts_are_those_of_generate(model, tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_interrupted_run_goes_on(model, tmp_path, monkeypatch, temperature):
+def test_interrupted_run_is_resumed(model, tmp_path, monkeypatch, temperature):
     monkeypatch.setattr("token_recycling.training.continuations._SAVE_SECONDS", 0)
     how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
     wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
@@ -67,12 +67,12 @@ def test_an_interrupted_run_goes_on(model, tmp_path, monkeypatch, temperature):
     assert reported == [(4, 6), (6, 6)]
     assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
     assert made.prompt_lengths == wanted.prompt_lengths
-    torch.manual_seed(1)  # of which sampled texts do not depend
+    torch.manual_seed(1)  # sampled texts do not depend on it
     again = continuations(model, prompts(6), tmp_path / "again", **how)
     assert [text.tolist() for text in again.texts] == [text.tolist() for text in wanted.texts]
 
 
-def test_a_file_of_other_texts_is_refused(model, tmp_path):
+def test_file_of_other_options_is_refused(model, tmp_path):
     path, other = tmp_path / "texts", tiny.llama(seed=1)
     continuations(model, prompts(2), path, max_new_tokens=4)
     for changed in ({"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}):
@@ -87,8 +87,8 @@ def test_a_file_of_other_texts_is_refused(model, tmp_path):
         continuations(model, prompts(2), path)
 
 
-def test_pieces_and_batches_depend_on_the_seed_alone():
-    """Pieces of a document stand together; every example comes once an epoch, in a new order."""
+def test_pieces_and_batches_depend_only_on_the_seed():
+    """Pieces of a document stay together; every example occurs once an epoch, in a new order."""
 
     def cut(seed):
         documents = [np.full(40, number) for number in range(5)]
@@ -119,7 +119,7 @@ def loss_of(layer, batch):
     return (layer(batch) - batch[:, :2]).square().mean()
 
 
-def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
+def test_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     known = Task(part(), batch_at, loss_of, {"data": (1, 2)})
     fit(known, Schedule(2), path)
@@ -147,12 +147,12 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
         (lambda: Continuations([torch.tensor([0])], [1]).split(0.1), "1 of 1"),
     ],
 )
-def test_what_makes_no_plan_is_refused(make, value):
+def test_invalid_options_are_refused(make, value):
     with pytest.raises(ValueError, match=value):
         make()
 
 
-def test_a_loss_that_is_no_number_ends_the_training():
+def test_nan_loss_ends_training():
     with pytest.raises(FloatingPointError, match="lower the rate"):
         fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
 
@@ -160,7 +160,7 @@ def test_a_loss_that_is_no_number_ends_the_training():
 # files of trained parts
 
 
-def test_a_part_is_read_as_it_was_saved(model, tmp_path):
+def test_saved_part_is_read_back(model, tmp_path):
     save_part(tmp_path / "new", "kind", {"w": torch.ones(2)}, model, {"layers": 3})
     tensors, facts = load_part(tmp_path / "new", "kind")
     assert tensors["w"].tolist() == [1, 1]
@@ -169,7 +169,7 @@ def test_a_part_is_read_as_it_was_saved(model, tmp_path):
     check_model(tmp_path, facts, model.to(torch.bfloat16))
 
 
-def test_a_part_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
+def test_parts_of_another_model_and_damaged_files_are_refused(model, tmp_path):
     with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
         load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
