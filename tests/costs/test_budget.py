@@ -1,4 +1,4 @@
-"""How much of a draft pays, worked by hand on a made-up machine; and that drafters go by it."""
+"""Draft sizes that pay, computed by hand on simulated machines; drafters follow them."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ from token_recycling.trees.draft import Budget
 pytestmark = pytest.mark.measured
 
 CHEAP, STEP = np.array([1.0, 1.0, 1.0, 2.0]), 0.1
-"""Two nodes besides the root are free, the third doubles the time; a drafting step takes a tenth of it."""
+"""Two nodes besides the root are free, the third doubles the time; a drafting step costs 0.1."""
 
 
-def test_drafting_goes_on_while_a_step_pays():
-    """With one sure node at hand the rate is 2 / 1.1, so that a step of 0.1 must promise more than 0.18 tokens."""
+def test_drafting_continues_while_a_step_pays():
+    """With one certain node the rate is 2 / 1.1, so a step of 0.1 must add more than 0.18 expected tokens."""
     budget = Budget(CHEAP, of_pass=STEP)
     assert budget.pays([1.0])
     assert not budget.pays([0.18], [1.0])
@@ -35,7 +35,7 @@ def test_drafting_goes_on_while_a_step_pays():
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 5))
-def test_no_other_number_of_nodes_is_better(probabilities, steps):
+def test_best_size_maximizes_tokens_per_second(probabilities, steps):
     costs = np.linspace(1, 3, 12)
     chosen, rate = best_size(probabilities, costs + steps * 0.2)
     most_probable = sorted(probabilities, reverse=True)
@@ -44,9 +44,9 @@ def test_no_other_number_of_nodes_is_better(probabilities, steps):
     assert rates[chosen] == pytest.approx(rate)
 
 
-def test_a_graph_is_grown_and_cut_to_what_pays():
-    """1 (0.6) and 3 below it (0.54) are verified. Two steps of 0.6 passes give 2.14 tokens by 2.2 passes; a third would
-    have to promise 0.58 more, and below 3 there are 0.54 at most. A step of 0.1 is taken.
+def test_graph_is_grown_and_pruned_to_what_pays():
+    """1 (0.6) and its child 3 (0.54) are verified. Two steps of 0.6 forward passes give 2.14 tokens in 2.2; a third
+    would have to add 0.58, but children of 3 add 0.54 at most. A step of 0.1 pays.
     """
     rules, times = Rules(depth=5, k=2, nodes=3), np.array([1.0, 1.0, 1.0, 3.0])
     for of_pass, layers in ((0.1, [[1, 2], [3]]), (0.6, [[1, 2]])):
@@ -61,7 +61,7 @@ falling = st.lists(st.floats(0.01, 1), max_size=4).map(lambda values: np.array(s
 
 
 @given(st.lists(falling, max_size=3), st.integers(1, 4), st.lists(st.floats(0, 2), min_size=1, max_size=6))
-def test_no_other_size_of_all_trees_pays_better(values, least, more):
+def test_common_size_of_all_trees_maximizes_tokens_per_second(values, least, more):
     probabilities, costs = [np.append(1.0, own) for own in values], np.cumsum([1.0, *more])
     chosen = paying_size(probabilities, costs, least)
     sizes = range(least, min(len(costs), max(map(len, probabilities), default=1)) + 1)
@@ -78,7 +78,7 @@ def test_no_other_size_of_all_trees_pays_better(values, least, more):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """What a pass of the draft model costs, in passes of the target; up to eight rows cost alike."""
+    """Cost of a forward pass of the draft model, relative to the target; up to eight rows cost the same."""
     cost = [0.25]
     fix_costs(monkeypatch, (1, 8, 16), (1.0, 1.0, 3.0))
     fix_work(monkeypatch)
@@ -100,7 +100,7 @@ def run(model, draft, sequences=1, **options):
     return stats
 
 
-def test_by_default_trees_have_as_many_nodes_as_pay(model, small, machine):
+def test_default_tree_size_is_the_one_that_pays(model, small, machine):
     stats = run(model, small, theta_prob=0.0, theta_sib=0.0)
     assert "as many nodes as pay" in stats.drafter
     assert 2 < max(stats.nodes) <= 9
@@ -109,8 +109,8 @@ def test_by_default_trees_have_as_many_nodes_as_pay(model, small, machine):
     assert max(run(model, small, theta_prob=0.0, theta_sib=0.0, nodes=30).nodes) == 31
 
 
-def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
-    """A draft model as slow as the target; or four texts, each of them drafted for by itself."""
+def test_nothing_is_drafted_where_nothing_pays(model, small, machine):
+    """A draft model as slow as the target; or four sequences, each drafted separately."""
     machine[0] = 1.0
     stats = run(model, small)
     assert (stats.steps, stats.drafted) == (20, 0)
@@ -120,8 +120,10 @@ def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
     assert run(model, small, sequences=2).drafted > 0
 
 
-def test_a_disabled_draft_model_probes(model, small, machine):
-    """Once its steps took as long as five passes of the target, as on a busy machine; then they are quick again."""
+def test_disabled_draft_model_probes_and_resumes(model, small, machine):
+    """Its steps once took as long as five forward passes of the target, as on a busy machine; then they
+    are fast again.
+    """
     drafter = tr.make_drafter("draft_model", model=small)
 
     def drafted():
@@ -137,8 +139,8 @@ def test_a_disabled_draft_model_probes(model, small, machine):
     assert runs[-1] > 0
 
 
-def test_sequences_and_drawn_drafts_have_fixed_sizes(model, small, machine):
-    """Whatever the machine: a seed gives the same text everywhere."""
+def test_chains_and_sampled_drafts_have_fixed_sizes(model, small, machine):
+    """On every machine a seed gives the same output."""
     sequences = []
     for cost in (0.1, 5.0):
         machine[0] = cost

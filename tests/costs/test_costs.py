@@ -1,4 +1,4 @@
-"""What steps cost: of sequences that share forward passes, come and go, and grow."""
+"""Costs of steps of sequences that share forward passes, join, leave and grow."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TIMES = np.array([1.0, 1.5, 2.25, 3.0, 4.5, 6.0])
 
 
 def curves():
-    """One for each number of sequences and band of length, as asked for."""
+    """Return a function that makes one curve for each number of sequences and length bucket."""
     known = {}
 
     def curve_of(sequences, length):
@@ -23,14 +23,14 @@ def curves():
 
 
 def pacer_of(curve_of, sequences, length, **options):
-    """A pacer of so many sequences, the longest of `length` tokens."""
+    """Return a pacer of `sequences` sequences, the longest of `length` tokens."""
     pacer = Pacer(curve_of, **options)
     pacer.share([length] * sequences)
     return pacer
 
 
-def test_sequences_share_passes_and_come_and_go():
-    """Of 2 sequences a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
+def test_curve_follows_the_number_of_sequences():
+    """With 2 sequences a forward pass has 2, 4 or 6 rows; with 4 it has 4, and the time of 8 is unknown."""
     assert shared_by(4, TIMES).tolist() == [3.0]
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
     pacer = pacer_of(curves(), 2, 10)
@@ -40,19 +40,19 @@ def test_sequences_share_passes_and_come_and_go():
         assert pacer.curve.relative.tolist() == wanted
 
 
-def test_costs_follow_what_steps_take():
-    """Passes take twice as long as expected, then as long; three nodes cost as two."""
+def test_costs_follow_measured_times():
+    """Forward passes take twice the expected time, then the expected time; three nodes cost as much as two."""
     pacer = pacer_of(curves(), 2, 10)
-    pacer.took(2, 100.0)  # no draft is sized by cost yet
+    pacer.took(2, 100.0)  # not counted: no draft is sized by cost yet
     assert pacer.curve.relative.tolist() == [1, 2, 4]
     for factor in (2, 1):
-        for nodes in (1, 2, 3, 4) * 100:  # a drafter may give more nodes than there are times for
+        for nodes in (1, 2, 3, 4) * 100:  # a draft may have more nodes than the curve
             pacer.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1])
         assert pacer.curve.seconds[0] == pytest.approx(1.5 * factor, rel=0.05)
         assert pacer.curve.relative == pytest.approx([1, 2, 2], rel=0.1)
 
 
-def test_a_pass_that_read_a_prompt_is_not_counted():
+def test_forward_pass_with_a_prompt_is_not_counted():
     pacer = pacer_of(curves(), 1, 10)
     before = pacer.curve.seconds.tolist()
     for _ in range(50):
@@ -60,7 +60,7 @@ def test_a_pass_that_read_a_prompt_is_not_counted():
     assert pacer.curve.seconds.tolist() == before
 
 
-def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
+def test_length_buckets_have_separate_curves():
     known = curves()
     pacer = pacer_of(known, 1, 250)
     assert pacer.time_of(6) == 6
@@ -73,7 +73,7 @@ def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
     assert pacer_of(known, 1, 1000).time_of(6) == pacer.time_of(6)
 
 
-def test_processes_agree_on_every_time():
+def test_times_are_agreed_between_processes():
     pacer = Pacer(curves(), agreed=lambda seconds: 2 * seconds)
     assert pacer.curve.seconds[0] == 1.0
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What a drafter's own overhead takes, and what its steps give in the long run."""
+"""Drafting overhead, back-off and forecast ratio."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def new_pacer():
 
 
 def pace_of(pacer, drafter=None, rate=None, monkeypatch=None):
-    """The pace of a new sequence that drafts; before anything is learned its steps give `rate` tokens."""
+    """Return the pace of a new sequence that drafts; until anything is learned, its steps give `rate` tokens."""
     if rate is not None:
         monkeypatch.setattr(pacing, "_PRIOR_RATE", rate)
     pace = Pace(SequenceDrafter(tr.make_drafter("plain") if drafter is None else drafter), "auto")
@@ -27,7 +27,7 @@ def pace_of(pacer, drafter=None, rate=None, monkeypatch=None):
     return pace
 
 
-def test_work_is_so_much_a_step_and_so_much_a_node():
+def test_overhead_is_estimated_per_step_and_per_node():
     overhead, chance = Overhead(), np.random.default_rng(0)
     for nodes in chance.integers(1, 65, 600):
         overhead.count(int(nodes), (0.05 + 0.002 * (nodes - 1)) * chance.uniform(0.8, 1.2))
@@ -37,8 +37,8 @@ def test_work_is_so_much_a_step_and_so_much_a_node():
     assert overhead.of(11) == pytest.approx(0.07, rel=0.05)
 
 
-def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
-    """The first step too: a drafter that seemed slow would rest."""
+def test_outlier_counts_as_at_most_three_times_the_estimate():
+    """The first step too: a drafter that seemed slow would be disabled."""
     overhead = Overhead()
     overhead.count(1, 100.0)
     assert overhead.step < 0.05
@@ -50,11 +50,11 @@ def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
 
 
 @pytest.mark.parametrize(("own", "steps"), [(0.2, 20), (5.0, 64), (0.001, 0)])
-def test_a_drafter_that_does_not_pay_pauses_as_long_as_a_probe_takes_a_hundredth(monkeypatch, own, steps):
+def test_pause_limits_probes_to_one_percent_of_the_time(monkeypatch, own, steps):
     assert pace_of(new_pacer(), None, 0.9, monkeypatch).account.back_off(1, 1.5, own) == steps
 
 
-def test_a_drafter_that_pays_in_the_long_run_or_this_once_does_not_pause(monkeypatch):
+def test_no_pause_if_drafting_pays_on_average_or_in_this_step(monkeypatch):
     def paused(rate, **step):
         return pace_of(new_pacer(), None, rate, monkeypatch).account.back_off(1, 1.5, 0.5, **step)
 
@@ -63,8 +63,8 @@ def test_a_drafter_that_pays_in_the_long_run_or_this_once_does_not_pause(monkeyp
     assert paused(0.9, predicted=1.6) > 0, "such forecasts are too high by a third"
 
 
-def test_a_sequence_does_not_pause_where_those_that_share_its_passes_are_ahead_together(monkeypatch):
-    """The other one drafts as well as this one does badly; then it does not."""
+def test_no_pause_while_the_batch_as_a_whole_gains(monkeypatch):
+    """The other sequence gains as much as this one loses; then it no longer does."""
     pace = pace_of(new_pacer(), None, 1.1, monkeypatch)
     for _ in range(20):
         pace.account.back_off(1, 2.0, 0.5)
@@ -76,8 +76,8 @@ def test_a_sequence_does_not_pause_where_those_that_share_its_passes_are_ahead_t
     assert pace.account.back_off(1, 2.0, 0.5) > 0
 
 
-def test_forecasts_are_believed_as_far_as_they_came_true():
-    """For the sequences to come too; those within grammars apart."""
+def test_forecast_ratio_is_learned_and_kept_for_later_sequences():
+    """Sequences within grammars have a separate ratio."""
     drafter, pacer = tr.make_drafter("plain"), new_pacer()
     pace = pace_of(pacer, drafter)
     assert pacer.budget(pace, within=False).ratio == pytest.approx(0.7)
@@ -89,13 +89,13 @@ def test_forecasts_are_believed_as_far_as_they_came_true():
     pacer.budget(pace, within=False)
     for _ in range(300):
         pace.account.back_off(5, 1.0, 0.1, predicted=3.0)
-    assert pacer.budget(pace, within=False).ratio == 1, "no more than was predicted"
+    assert pacer.budget(pace, within=False).ratio == 1, "the ratio is at most one"
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("runs_model", [True, False])
-def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundredth_of_the_time(runs_model, sequences):
-    """A draft takes 0.1, or each of its passes does, for every sequence."""
+def test_drafts_that_never_pay_are_timed_and_probed_one_percent_of_the_time(runs_model, sequences):
+    """For every sequence, either a draft or each forward pass of a draft takes 0.1."""
     pacer = new_pacer()
     pacer.share([10] * sequences)
     pace = Pace(SequenceDrafter(tr.make_drafter("plain")), "auto")
@@ -116,7 +116,7 @@ def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundred
             assert rest == pytest.approx(min(64, 10 * units * sequences), rel=0.1, abs=1)
 
 
-def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
+def test_drafters_of_fixed_size_are_neither_timed_nor_paused():
     pacer = new_pacer()
     for nodes, most in ((5, 5), (None, 4096)):
         pace = Pace(SequenceDrafter(tr.make_drafter("plain")), nodes)
@@ -125,7 +125,7 @@ def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
         assert pacer.budget(pace, within=False).pays([1.0])
 
 
-def test_a_fork_takes_over_what_drafts_took_and_gave():
+def test_fork_copies_the_ledger():
     drafter = tr.make_drafter("recycling")
     ledger = Ledger.of(drafter)
     ledger.sums = np.array([9.0, 3.0, 2.0, 4.0])

@@ -1,4 +1,4 @@
-"""Compiled functions: what is said and counted when one is compiled, and when one that was kept is taken."""
+"""Compiled functions: messages and times of compilation, and reuse of cached machine code."""
 
 import importlib.util
 import logging
@@ -27,8 +27,8 @@ def twice(number):
 
 
 @pytest.fixture
-def said(tmp_path, monkeypatch, caplog):
-    """What a new process would say: the messages since the last call."""
+def messages_of_new_process(tmp_path, monkeypatch, caplog):
+    """Return a function that gives the messages of a new process since the last call."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(compiled._Compiling, "keeps", True)
     caplog.set_level(logging.WARNING, logger="token_recycling")
@@ -53,38 +53,38 @@ def imported(path):
     return module
 
 
-def test_compiling_is_said_and_counted_once_and_what_was_kept_is_taken_in_silence(tmp_path, said):
+def test_compilation_is_reported_and_timed_once_and_cached_code_is_silent(tmp_path, messages_of_new_process):
     before, loops = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
     assert compiled.compiling.seconds > before
-    (message,) = said()
+    (message,) = messages_of_new_process()
     assert "once on this machine" in message
     before, again = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert again.twice(3) == 8
-    assert (said(), compiled.compiling.seconds) == ([], before)
+    assert (messages_of_new_process(), compiled.compiling.seconds) == ([], before)
 
 
-def test_where_nothing_can_be_kept_it_is_said_what_to_do(tmp_path, said, monkeypatch):
+def test_message_without_a_cache_names_the_remedy(tmp_path, messages_of_new_process, monkeypatch):
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert imported(tmp_path / "loops.py").twice(3) == 8
-    (message,) = said()
+    (message,) = messages_of_new_process()
     assert "in every process" in message
     assert "NUMBA_CACHE_DIR" in message
 
 
-def test_after_an_upgrade_in_place_all_are_compiled_anew(tmp_path, said, monkeypatch):
-    """Whatever was kept before is not even read: here it could not be."""
+def test_in_place_upgrade_recompiles_everything(tmp_path, messages_of_new_process, monkeypatch):
+    """The old cache is not even read: here it is unreadable."""
     imported(tmp_path / "loops.py").twice(3)
     for index in (tmp_path / "kept").rglob("*.nbi"):
         index.write_bytes(b"names a class that is gone")
-    said()
+    messages_of_new_process()
     monkeypatch.setattr(compiled, "_SOURCES", "another")
     assert imported(tmp_path / "loops.py").twice(3) == 8
-    assert len(said()) == 1
+    assert len(messages_of_new_process()) == 1
 
 
 @pytest.mark.parametrize("changed", ["recycling/calibration.py", "costs.py", "_util/compiled.py"])
-def test_every_source_of_a_loop_tells_one_version_from_another(changed, tmp_path, monkeypatch):
+def test_digest_depends_on_every_compiled_source(changed, tmp_path, monkeypatch):
     copytree(PACKAGE, tmp_path / "copy", ignore=lambda *_: ["__pycache__"])
     monkeypatch.setattr(compiled, "_PACKAGE", tmp_path / "copy")
     assert compiled._digest() == compiled._SOURCES

@@ -1,4 +1,4 @@
-"""What notebooks show: every figure and text is there, escaped."""
+"""HTML shown in notebooks: every figure and text is present and escaped."""
 
 from html.parser import HTMLParser
 
@@ -10,7 +10,7 @@ from token_recycling._util.display import mat_over_time, text_by_step, tree, vis
 
 
 def words(shown):
-    """The texts of what is shown, as HTML."""
+    """Return the text nodes of the HTML of an object."""
     found, parser = [], HTMLParser()
     parser.handle_data = found.append
     parser.feed(shown._repr_html_())
@@ -34,7 +34,7 @@ def test_figures_are_those_of_the_run(model):
     emitted, by_depth, end = map(shown.index, ("steps by emitted tokens", "accepted by depth, %", "ms a step"))
     lengths = {str(length): stats.lengths[length] for length in range(1, max(stats.lengths) + 1)}
     depths = {str(depth): f"{100 * share:.3g}" for depth, share in stats.acceptance_by_depth.items()}
-    assert max(len(lengths), len(depths)) <= 8, "all have a bar"
+    assert max(len(lengths), len(depths)) <= 8, "every value has a bar"
     assert shown[emitted + 1 : by_depth] == [text for pair in lengths.items() for text in map(str, pair)]
     assert shown[by_depth + 1 : end] == [text for pair in depths.items() for text in pair]
     (mat,) = [text for text in words(mat_over_time(run=[step.tokens for step in steps])) if "MAT" in text]

@@ -1,4 +1,4 @@
-"""Files that are replaced whole: permissions, links, and what writers that were killed leave behind."""
+"""Atomic replacement of files: permissions, links, and leftovers of killed writers."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def umask():
 
 
 @pytest.mark.parametrize("kept", [0o600, 0o664, 0o444])
-def test_a_file_keeps_its_permissions(tmp_path, umask, kept):
+def test_replaced_file_keeps_its_permissions(tmp_path, umask, kept):
     path = tmp_path / "file"
     path.touch()
     path.chmod(kept)
@@ -40,15 +40,15 @@ def test_a_file_keeps_its_permissions(tmp_path, umask, kept):
     assert (path.read_text(), mode(path)) == ("new", kept)
 
 
-def test_a_new_file_has_the_usual_permissions_and_the_umask_is_not_touched(tmp_path, umask, monkeypatch):
-    """Other threads would make files with the changed one."""
+def test_new_file_has_default_permissions_and_the_umask_is_not_changed(tmp_path, umask, monkeypatch):
+    """A changed umask would apply to files of other threads."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
         write(tmp_path / "file")
     assert mode(tmp_path / "file") == 0o640
 
 
-def test_of_a_link_the_target_is_replaced(tmp_path):
+def test_target_of_a_link_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
     link.symlink_to(Path("elsewhere") / "file")
@@ -73,7 +73,7 @@ with replacing(sys.argv[1]) as temporary:
 
 @pytest.fixture
 def writer(tmp_path):
-    """Another process that is about to replace a file, and goes on where its input ends."""
+    """Another process that is about to replace a file, and continues when its input ends."""
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "file")]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,9 +81,9 @@ def writer(tmp_path):
         yield process
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, writer):
+def test_leftovers_of_a_killed_writer_are_removed_by_the_next(tmp_path, writer):
     write(tmp_path / "file")
-    assert len(os.listdir(tmp_path)) == 2  # the other one lives
+    assert len(os.listdir(tmp_path)) == 2  # the other writer is alive
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     write(tmp_path / "file")
@@ -91,7 +91,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, writer):
     assert (tmp_path / "file").read_text() == "new"
 
 
-def test_a_writer_that_lives_is_left_alone(tmp_path, writer):
+def test_files_of_a_living_writer_are_kept(tmp_path, writer):
     write(tmp_path / "file")
     writer.communicate()
     assert writer.returncode == 0
@@ -99,7 +99,7 @@ def test_a_writer_that_lives_is_left_alone(tmp_path, writer):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_is_left_without_a_lock_is_removed_and_a_link_in_place_of_one_is_not_followed(tmp_path):
+def test_leftovers_without_a_lock_are_removed_and_links_are_not_followed(tmp_path):
     (tmp_path / ".token_recycling.abc").mkdir()
     write(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
@@ -119,7 +119,7 @@ for _ in range(50):
 """
 
 
-def test_writers_at_once_are_in_nobodys_way(tmp_path):
+def test_concurrent_writers_do_not_interfere(tmp_path):
     """Two threads of one process and two other processes."""
     path = tmp_path / "file"
     write(path, "a" * 1000)
@@ -135,7 +135,7 @@ def test_writers_at_once_are_in_nobodys_way(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_without_locks_files_are_replaced_all_the_same(tmp_path, monkeypatch):
+def test_files_are_replaced_without_support_for_locks(tmp_path, monkeypatch):
     (tmp_path / ".token_recycling.abc").mkdir()
 
     def acquire(self):

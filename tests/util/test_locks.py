@@ -1,4 +1,4 @@
-"""A lock that may be copied and pickled with what it guards."""
+"""A lock that may be copied and pickled together with the object it guards."""
 
 import copy
 import pickle
@@ -10,7 +10,7 @@ from token_recycling._util.locks import Lock
 
 
 def is_free(lock):
-    """Whether another thread could enter at once."""
+    """Return whether another thread could enter immediately."""
     found = []
     thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False)))
     thread.start()
@@ -18,7 +18,7 @@ def is_free(lock):
     return found[0]
 
 
-def test_one_thread_at_a_time_which_may_enter_again():
+def test_lock_is_exclusive_and_reentrant():
     lock = Lock()
     with lock, lock:
         assert not is_free(lock)
@@ -26,7 +26,7 @@ def test_one_thread_at_a_time_which_may_enter_again():
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda lock: pickle.loads(pickle.dumps(lock))])
-def test_a_copy_is_a_free_lock_of_its_own(copied):
+def test_copy_is_a_separate_free_lock(copied):
     lock = Lock()
     with lock:
         assert is_free(copied(lock))

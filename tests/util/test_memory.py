@@ -1,4 +1,4 @@
-"""The memory that this process may use: the host's, or what the control groups around it leave."""
+"""Memory available to this process: the host's, or the smallest limit of its control groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 2**30
         (None, {"memory.max": 12}, 12),
     ],
 )
-def test_the_smallest_limit_of_all_groups_counts(tmp_path, monkeypatch, groups, limits, expected):
+def test_smallest_limit_of_all_groups_applies(tmp_path, monkeypatch, groups, limits, expected):
     for name, limit in limits.items():
         file = tmp_path / "cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)

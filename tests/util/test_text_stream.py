@@ -1,4 +1,4 @@
-"""Text that comes in pieces is the text of all tokens, whatever tokens read like beside others."""
+"""Streamed text equals the decoded text of all tokens, also if tokens decode differently next to others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from token_recycling._util.text_stream import IncrementalText, pieces
 WORDS = ["a", "bee", "sea", "!"]
 
 
-class OfWords:
-    """A tokenizer with a space between words, and none before the first one, as SentencePiece's."""
+class WordTokenizer:
+    """A tokenizer with a space between words and none before the first, like SentencePiece."""
 
     def decode(self, token_ids, **options):
         return " ".join(WORDS[token] for token in token_ids)
 
 
-class OfBytes:
+class ByteTokenizer:
     """A tokenizer of single bytes: a character takes several tokens."""
 
     def decode(self, token_ids, **options):
@@ -28,13 +28,15 @@ steps = st.lists(st.lists(st.integers(0, len(WORDS) - 1), max_size=3), max_size=
 
 
 @given(steps)
-def test_spaces_between_words_are_shown(steps):
-    assert "".join(pieces(OfWords(), steps)) == OfWords().decode([token for step in steps for token in step])
+def test_spaces_between_words_are_streamed(steps):
+    assert "".join(pieces(WordTokenizer(), steps)) == WordTokenizer().decode(
+        [token for step in steps for token in step]
+    )
 
 
 @given(st.text("aé日🙂", max_size=6), st.lists(st.integers(1, 3), max_size=8))
-def test_no_character_is_shown_before_its_last_byte(text, sizes):
-    shown, rest = IncrementalText(OfBytes()), list(text.encode())
+def test_no_character_is_streamed_before_its_last_byte(text, sizes):
+    shown, rest = IncrementalText(ByteTokenizer()), list(text.encode())
     came = ""
     for size in [*sizes, len(rest)]:
         came += shown.push(rest[:size])
@@ -44,14 +46,16 @@ def test_no_character_is_shown_before_its_last_byte(text, sizes):
 
 
 @given(st.lists(st.binary(max_size=3), max_size=6))
-def test_all_is_shown_in_the_end_also_half_a_character(steps):
-    assert "".join(pieces(OfBytes(), steps)) == OfBytes().decode(b"".join(steps))
+def test_incomplete_character_is_streamed_at_the_end(steps):
+    assert "".join(pieces(ByteTokenizer(), steps)) == ByteTokenizer().decode(b"".join(steps))
 
 
-def test_long_runs_that_are_no_text_cost_little_and_delay_little():
-    """As of a client that biases a model towards a byte that no character begins with."""
-    tokenizer, sizes = OfBytes(), []
-    tokenizer.decode = lambda token_ids, **options: sizes.append(len(token_ids)) or OfBytes.decode(tokenizer, token_ids)
+def test_long_runs_of_invalid_bytes_have_low_cost_and_delay():
+    """Such runs occur if a client biases a model towards a byte that starts no character."""
+    tokenizer, sizes = ByteTokenizer(), []
+    tokenizer.decode = lambda token_ids, **options: (
+        sizes.append(len(token_ids)) or ByteTokenizer.decode(tokenizer, token_ids)
+    )
     shown, length = IncrementalText(tokenizer), 4000
     assert not any(shown.push([0x80]) for _ in range(length))
     assert sum(sizes) < 20 * length

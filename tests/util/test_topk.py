@@ -1,4 +1,4 @@
-"""The candidates of a row of logits against torch's own."""
+"""Top-k candidates of logits, compared with torch's own."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from token_recycling._util.topk import top_candidates
 
 
 @given(st.integers(2, 2000), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
-def test_candidates_are_those_of_topk(vocab_size, k, n, seed):
+def test_candidates_equal_those_of_topk(vocab_size, k, n, seed):
     k = min(k, vocab_size)
-    # Distinct values, so that there is one right answer.
+    # Distinct values, so that the answer is unique.
     order = [torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed + row)) for row in range(n)]
     logits = torch.stack(order).float() / vocab_size * 8
     ids, probabilities = top_candidates(logits, k)
@@ -21,7 +21,7 @@ def test_candidates_are_those_of_topk(vocab_size, k, n, seed):
     np.testing.assert_allclose(probabilities, best.values.numpy(), rtol=1e-4)
 
 
-def test_the_largest_logits_may_lie_in_one_group_or_past_the_last():
+def test_largest_logits_may_be_in_one_group_or_after_the_last():
     vocab_size = 64 * 600 + 7
     for places in (range(64, 72), range(vocab_size - 8, vocab_size), [0, 63, 64, 38_399, 38_400, 38_406, 700, 5]):
         logits = torch.zeros(1, vocab_size)
@@ -29,7 +29,7 @@ def test_the_largest_logits_may_lie_in_one_group_or_past_the_last():
         assert top_candidates(logits, 8)[0].tolist() == [list(places)]
 
 
-def test_masked_logits_have_no_share():
+def test_masked_logits_have_probability_zero():
     logits = torch.full((2, 64 * 600), float("-inf"))
     logits[:, [3, 900, 901]] = torch.tensor([1.0, 3.0, 2.0])
     ids, probabilities = top_candidates(logits, 8)
@@ -40,7 +40,7 @@ def test_masked_logits_have_no_share():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [[0, 2], [3], [], [0, 1, 2, 3]])
-def test_of_some_rows_alone_they_are_those_of_these_rows(dtype, rows):
+def test_candidates_of_selected_rows(dtype, rows):
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     ids, probabilities = top_candidates(logits.float(), 4)
     some_ids, some = top_candidates(logits, 4, np.array(rows, np.int64))

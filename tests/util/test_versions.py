@@ -1,4 +1,4 @@
-"""Which releases are supported, what is said outside of them, and what stands in for what a release lacks."""
+"""Supported releases, messages outside of the range, and substitutes for classes that a release lacks."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ LACKING = [
 
 
 def as_of(monkeypatch, version):
-    """The differences as they are with another release of transformers."""
+    """Return the module `compat` as loaded with another release of transformers."""
     monkeypatch.setattr(transformers, "__version__", version)
     spec = importlib.util.spec_from_file_location("token_recycling.model.compat", differences.__file__)
     assert spec is not None
@@ -50,14 +50,14 @@ def as_of(monkeypatch, version):
         ("5.10.0", "2.8.0+cu126", "torch must be 2.9 to 2.15, got 2.8.0+cu126; pip install"),
     ],
 )
-def test_outside_the_range_one_line_names_it(transformers, torch, expected):
+def test_message_outside_the_range_is_one_line(transformers, torch, expected):
     said = outside({"transformers": transformers, "torch": torch})
     assert (said is None) == (expected is None)
     assert said is None or (said.startswith(expected) and "\n" not in said)
 
 
-def test_importing_says_so_and_below_the_range_it_is_an_error(tmp_path, monkeypatch):
-    """Without importing torch, which a warning need not wait for."""
+def test_import_warns_above_the_range_and_fails_below_it(tmp_path, monkeypatch):
+    """The warning does not import torch."""
     described = tmp_path / "transformers-6.0.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 6.0.0\n")
@@ -73,13 +73,13 @@ def test_importing_says_so_and_below_the_range_it_is_an_error(tmp_path, monkeypa
 
 
 @needs(5, 23)
-def test_the_newest_release_lacks_nothing(monkeypatch):
+def test_newest_release_has_all_classes(monkeypatch):
     here = as_of(monkeypatch, ".".join(map(str, SUPPORTED["transformers"][1])))
     for name in LACKING:
         here.needed(getattr(here, name), name)
 
 
-def test_what_a_release_lacks_is_nothing_of_it_and_named_where_it_is_needed(monkeypatch):
+def test_missing_classes_match_no_object_and_are_named_when_needed(monkeypatch):
     here = as_of(monkeypatch, "5.10.1")
     for name in LACKING:
         kind = getattr(here, name)
@@ -88,7 +88,7 @@ def test_what_a_release_lacks_is_nothing_of_it_and_named_where_it_is_needed(monk
             here.needed(kind, "this")
 
 
-def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkeypatch):
+def test_family_that_changed_between_releases_is_not_accepted_as_compared(monkeypatch):
     before = as_of(monkeypatch, "5.10.1")
     assert not before.is_as_compared("doge")
     assert before.is_as_compared("llama")
@@ -98,7 +98,7 @@ def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkey
 @pytest.mark.parametrize(
     ("asked", "before", "now"), [(-3, 7, 7), (-30, 0, 0), (0, 0, 10), (4, 4, None), (40, 10, None)]
 )
-def test_crop_means_what_it_means_in_the_release(monkeypatch, asked, before, now):
+def test_crop_follows_the_release(monkeypatch, asked, before, now):
     assert as_of(monkeypatch, "5.10.1").left_by_crop(asked, 10) == before
     if now is None:
         with pytest.raises(ValueError, match=f"<= 0, got {asked}"):
@@ -108,14 +108,14 @@ def test_crop_means_what_it_means_in_the_release(monkeypatch, asked, before, now
 
 
 def differences_of_now(monkeypatch):
-    """Of 5.15 at least, without the classes that it has."""
+    """Return `compat` of release 5.23, without the classes added since 5.10."""
     made = as_of(monkeypatch, "5.10.1")
     monkeypatch.setattr(made, "_TRANSFORMERS", (5, 23))
     return made
 
 
-def test_a_callers_cache_is_recognised_without_transformers_mark(monkeypatch):
-    """Before 5.17 no cache has a mark: those that are given to our entry of `generate` get one."""
+def test_callers_cache_is_recognized_before_5_17(monkeypatch):
+    """Transformers marks callers' caches since 5.17; before, our `generate` marks them."""
     before = as_of(monkeypatch, "5.10.1")
     made, given = transformers.DynamicCache(), transformers.DynamicCache()
     for cache in (given, None):
