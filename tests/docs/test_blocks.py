@@ -1,8 +1,8 @@
-"""The code of README.md, CONTRIBUTING.md and docs/ runs as it stands.
+"""The code of README.md, CONTRIBUTING.md and docs/ runs unchanged.
 
 The Python blocks of a page run in order, in one namespace, in a folder with the repository's models. `model` and
-`tokenizer` are there from the start, as the README makes them. What cannot run here says why, in a comment before the
-block: `<!-- not run: it needs vLLM -->`. Lines of the command line are parsed, with their options.
+`tokenizer` are predefined, as in the README. A block that cannot run here has the reason in a comment before it:
+`<!-- not run: it needs vLLM -->`. Command lines are parsed with their options.
 """
 
 import os
@@ -21,32 +21,32 @@ MODEL = ROOT / "models" / "target"
 
 @pytest.fixture
 def namespace(tmp_path, monkeypatch):
-    """In an empty folder beside the models."""
+    """Predefined names; the current folder is empty except for the models."""
     (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     return {"__name__": "__main__", "model": model, "tokenizer": AutoTokenizer.from_pretrained(MODEL)}
 
 
-# Those of ecosystem.md run in tests/ecosystem, with its libraries.
+# Blocks of ecosystem.md run in tests/ecosystem, with its libraries.
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page.stem != "ecosystem"], ids=name
 )
 def test_python_runs(page, namespace):
     ran = [block for block in blocks(page, "python") if block.reason is None]
     for block in ran:
-        # Line numbers of an error are those of the page.
+        # Line numbers of errors are those of the page.
         exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), namespace)
 
 
-def test_few_blocks_are_left_out():
+def test_few_blocks_are_not_run():
     left_out = [(name(page), block.reason) for page in PAGES for block in blocks(page, "python") if block.reason]
     assert len(left_out) <= 12, left_out
     assert all(len(reason) > 15 for _, reason in left_out)
 
 
 def commands(page):
-    """Lines of `token-recycling`, and of make, as words."""
+    """Yield the command lines of the page, each as a list of words."""
     for block in blocks(page, "console"):
         for line in block.code.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
@@ -54,9 +54,9 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))], ids=name)
-def test_command_lines_are_understood(page, monkeypatch):
+def test_command_lines_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
-    known = "token_recycling.cli.options.check_spec"  # bigram is the example of a drafter that is to be added
+    known = "token_recycling.cli.options.check_spec"  # bigram is the example of a new drafter
     monkeypatch.setattr(known, lambda spec: spec.startswith("bigram:") or check_spec(spec))
     group = typer.main.get_command(app)
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_command_lines_are_understood(page, monkeypatch):
 
 
 def parse(command, words):
-    """As the command line does it, without running anything."""
+    """Parse words as the command line does, without running anything."""
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     command.make_context(command.name, words)

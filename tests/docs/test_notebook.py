@@ -1,4 +1,4 @@
-"""The notebook runs in a fresh kernel, shows what it explains, and is stored without outputs."""
+"""The notebook runs in a fresh kernel, shows the explained outputs, and is stored without outputs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _QUIET = {"PYTHONWARNINGS": "ignore:IProgress", "HF_HUB_DISABLE_PROGRESS_BARS": 
 
 
 @pytest.mark.nightly
-def test_it_runs_and_shows_what_it_explains():
+def test_notebook_runs_and_shows_the_explained_outputs():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -27,6 +27,6 @@ def test_it_runs_and_shows_what_it_explains():
     assert re.search(r"cold: MAT [\d.]+", texts[4])
 
 
-def test_it_is_stored_without_outputs():
+def test_notebook_is_stored_without_outputs():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert [cell["outputs"] for cell in cells if cell["cell_type"] == "code"] == [[]] * 7

@@ -1,4 +1,4 @@
-"""The site: what fails its build, and that nothing is left out of it. `make lint` builds all of it."""
+"""The site: errors that fail its build, and completeness. `make lint` builds the whole site."""
 
 import re
 import runpy
@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 
 
 def built(folder, page):
-    """Builds a site of one page, with the settings of this one; mkdocs raises what strictness finds."""
+    """Build a site of one page, with this site's settings; mkdocs raises errors in strict mode."""
     build = pytest.importorskip("mkdocs.commands.build")
     config = pytest.importorskip("mkdocs.config")
     (folder / "pages").mkdir()
@@ -30,7 +30,7 @@ def built(folder, page):
     return (folder / "site" / "index.html").read_text(encoding="utf-8")
 
 
-def test_a_page_of_links_and_references_is_built(tmp_path, monkeypatch):
+def test_page_with_links_and_references_is_built(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     links = "[here](#page) [changes](../CHANGELOG.md) [a test](../tests/conftest.py)"
     page = built(tmp_path, f"# Page\n\n{links}\n\n::: token_recycling.Stats")
@@ -42,7 +42,7 @@ def test_a_page_of_links_and_references_is_built(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "wrong", thinned(["[gone](#gone)", "[gone](gone.md)", "::: token_recycling.Gone", "[gone](../gone.py)"], every=2)
 )
-def test_a_dead_link_or_a_missing_reference_fails(tmp_path, monkeypatch, wrong):
+def test_dead_link_or_missing_reference_fails(tmp_path, monkeypatch, wrong):
     exceptions = pytest.importorskip("mkdocs.exceptions")
     monkeypatch.chdir(ROOT)
     with pytest.raises((exceptions.Abort, exceptions.MkDocsException)):
@@ -59,13 +59,13 @@ def test_every_page_is_in_the_navigation():
     assert listed == there
 
 
-def test_the_tables_of_drafters_are_made_from_them():
+def test_tables_of_drafters_are_up_to_date():
     page = (DOCS / "drafters.md").read_text(encoding="utf-8")
     assert all(f"\n## {name}\n" in page for name in own_names())
     assert with_tables(page) == page, "run `nox -s tables`"
 
 
-def test_the_tables_and_the_picture_of_jobs_are_made_from_their_rows():
+def test_tables_and_plot_of_jobs_are_up_to_date():
     pytest.importorskip("pandas")
     made, page = runpy.run_path(str(ROOT / "scripts" / "job_tables.py")), (DOCS / "benchmarks.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md lists the source files of one step: those that a profile of a step enters, and compiled ones."""
+"""CONTRIBUTING.md lists the source files of one step: files that a profile of a step enters, and compiled files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def listed() -> dict[str, str]:
-    """Each file of the table, with its part of the step."""
+    """Return each file of the table, with its part of the step."""
     table = PAGE.read_text(encoding="utf-8").partition("## Source files of one step")[2].partition("\n## ")[0]
     return dict(re.findall(r"\| `([\w/]+\.py)` \| (.*) \|", table))
 
 
 def entered() -> set[str]:
-    """The files of the package whose functions steps of the loop enter."""
+    """Return the package's files whose functions are called by steps of the loop."""
     files: set[str] = set()
 
     def note(frame, event, _):
@@ -32,7 +32,7 @@ def entered() -> set[str]:
             files.add(path.relative_to(PACKAGE).as_posix())
 
     steps = tr.stream(tiny.llama(), tiny.prompt(0, 12), max_new_tokens=100)
-    for _ in range(8):  # what is made once is made
+    for _ in range(8):  # initialization is over
         next(steps)
     sys.setprofile(note)
     try:
@@ -44,8 +44,8 @@ def entered() -> set[str]:
     return files - {"hf/stream.py"}
 
 
-def test_the_page_lists_the_files_of_a_step(monkeypatch):
-    """Costs are learned, of passes that all take a second."""
+def test_page_lists_the_files_of_a_step(monkeypatch):
+    """Costs are learned from forward passes that all take a second."""
     monkeypatch.setattr(OnlineCurve, "took", lambda curve, nodes, _: TOOK(curve, nodes, 1.0))
     files, table = entered(), listed()
     assert files <= table.keys(), f"missing in {PAGE.name}: {sorted(files - table.keys())}"
