@@ -1,4 +1,4 @@
-"""From the command line to the report, with nothing put in for either."""
+"""The command line from measurement to report, without stand-ins."""
 
 import json
 
@@ -7,7 +7,7 @@ from support.commandline import run
 
 
 @pytest.mark.nightly
-def test_what_is_measured_is_reported(tiny_model_dir, tmp_path):
+def test_bench_writes_the_report(tiny_model_dir, tmp_path):
     data, output = tmp_path / "data.jsonl", tmp_path / "out"
     lines = [{"text": "def add(a, b):\n    return a + b"}, {"prompt": "import os", "completion": "\nimport sys"}]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))

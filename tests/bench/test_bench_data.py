@@ -20,7 +20,7 @@ def question(number, category, *turns, **more):
     return {"question_id": number, "category": category, "turns": list(turns), **more}
 
 
-def test_questions_in_the_form_of_spec_bench(tmp_path):
+def test_questions_in_spec_bench_format(tmp_path):
     rows = [question(80 + place, name, "Hello.", "And?") for place, name in enumerate(sorted(MT_BENCH))]
     rows.append(question(200, "translation", "Guten Tag", reference=["Good day"]))
     rows.append(question(300, "rag", "When?", reference=[["1624", "17th century"]]))
@@ -34,14 +34,14 @@ def test_questions_in_the_form_of_spec_bench(tmp_path):
 
 
 SETS = [
-    # Some of the categories of MT-bench stay what they are; a set of one counts under its own name.
+    # Categories of MT-bench in other sets stay unchanged; a set with one category counts under its own name.
     (question(1, "math", "2 + 2?"), ("set/1", "math", "turns", ())),
     (question(2, "law", "Why?"), ("set/2", "law", "turns", ())),
-    # Answers are known up to the first that is not.
+    # Answers are used up to the first missing one.
     (question(3, "a", "One?", "Two?", reference=["1", ""]), ("set/3", "a", "turns", ("1",))),
     (question(4, "a", "One?", "Two?", reference=["", "2"]), ("set/4", "a", "turns", ())),
     (question(5, "a", "One?", reference=["1", "2"]), ("set/5", "a", "turns", ("1",))),
-    # Prompts and texts; several answers to one question are told apart.
+    # Prompts and texts; several answers to one question have different names.
     ({"prompt": "def f(", "completion": "x):"}, ("set/6", "set", "prompt", ("x):",))),
     ({"text": "Write it.", "code": "def g(): ...", "task_id": 77}, ("set/77", "set", "text", ("def g(): ...",))),
     ({"text": "Once upon a time"}, ("set/8", "set", "text", ())),
@@ -50,7 +50,7 @@ SETS = [
 ]
 
 
-def test_questions_of_a_file(tmp_path):
+def test_questions_from_a_file(tmp_path):
     rows, wanted = zip(*SETS, strict=True)
     path = written(tmp_path / "own.jsonl", *rows)
     found = sorted(load([f"set={path}"]), key=lambda one: one.name)
@@ -59,7 +59,7 @@ def test_questions_of_a_file(tmp_path):
     assert [(each.name, each.category) for each in load([one])] == [("own/2", "own")]
 
 
-def test_texts_of_a_folder(tmp_path):
+def test_texts_from_a_folder(tmp_path):
     folder = tmp_path / "prompts"
     (folder / "deeper").mkdir(parents=True)
     for name, text in (("b.py", "import os\n\n"), ("a.py", "x = 1"), (".hidden", "no")):
@@ -72,7 +72,7 @@ def test_texts_of_a_folder(tmp_path):
     assert load([str(folder / "a.py")])[0].name == "a/a.py"
 
 
-def test_the_limit_holds_for_every_category_and_the_digest_tells_questions_apart(tmp_path):
+def test_limit_applies_per_category_and_digest_depends_on_the_questions(tmp_path):
     rows = [question(place, "ab"[place % 2], f"Question {place}?") for place in range(6)]
     path = written(tmp_path / "own.jsonl", *rows)
     assert [one.name for one in load([path], limit=2)] == ["own/0", "own/1", "own/2", "own/3"]
@@ -91,7 +91,7 @@ def test_the_limit_holds_for_every_category_and_the_digest_tells_questions_apart
         ('{"turns": ["Why?", " "]}\n', ["every turn", "own/1"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path, content, words):
+def test_error_names_the_problem_in_a_file(tmp_path, content, words):
     path = tmp_path / "own.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match="own") as error:
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, content, words):
     assert all(word in str(error.value) for word in words)
 
 
-def test_what_is_wrong_with_a_name_is_said(tmp_path):
+def test_error_names_the_invalid_name(tmp_path):
     path = written(tmp_path / "own.jsonl", {"text": "x"})
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     latin = str(tmp_path / "latin.txt")
@@ -115,7 +115,7 @@ CONTENT = json.dumps(question(1, "code", "Write it.")).encode() + b"\n"
 
 @pytest.fixture(scope="module")
 def server():
-    """A server with one file; the list holds the paths that were asked for."""
+    """A server with one file; the list records requested paths."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -140,14 +140,14 @@ def server():
 
 @pytest.fixture
 def served(server, monkeypatch):
-    """The file is known as `mbpp`."""
+    """The file, available as `mbpp`."""
     url, asked = server
     asked.clear()
     monkeypatch.setitem(SOURCES, "mbpp", DataSource(url, hashlib.sha256(CONTENT).hexdigest()))
     return asked
 
 
-def test_a_set_is_downloaded_once_and_refused_when_it_is_damaged(served):
+def test_set_is_downloaded_once_and_refused_when_damaged(served):
     for _ in range(2):
         assert [(one.name, one.category) for one in load(["mbpp"])] == [("mbpp/1", "mbpp")]
     assert served == ["/question.jsonl"]
@@ -158,7 +158,7 @@ def test_a_set_is_downloaded_once_and_refused_when_it_is_damaged(served):
         load(["mbpp"])
 
 
-def test_a_download_of_other_content_is_refused_and_not_kept(served, monkeypatch):
+def test_download_with_other_content_is_refused_and_not_kept(served, monkeypatch):
     monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(sha256="0" * 64))
     with pytest.raises(ValueError, match=rf"SHA-256 {'0' * 64}.*got {len(CONTENT)} bytes"):
         load(["mbpp"])
@@ -166,7 +166,7 @@ def test_a_download_of_other_content_is_refused_and_not_kept(served, monkeypatch
 
 
 @pytest.mark.parametrize(("address", "said"), [(None, "404"), ("http://127.0.0.1:9/", "cannot download mbpp")])
-def test_without_an_answer_the_remedy_is_named(served, monkeypatch, address, said):
+def test_failed_download_names_the_remedy(served, monkeypatch, address, said):
     monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(url=address or SOURCES["mbpp"].url + "x"))
     with pytest.raises(OSError, match=rf"{said}.*--data mbpp=FILE"):
         load(["mbpp"])

@@ -1,4 +1,4 @@
-"""The program that measures the fast path on an accelerator, tried on a CPU with a tiny shape."""
+"""The program that measures captured forward passes on an accelerator, on a CPU with a tiny shape."""
 
 import json
 import sys
@@ -24,8 +24,8 @@ from benchmarks.gpu.stages import Stage, rehearsal, stages
 from token_recycling.bench.data import RunOptions
 
 
-def test_bars_are_judged_by_the_times():
-    """Eager 20 ms, plain step 4 ms, 64 nodes 4.4 ms of which 4.3 are the forward pass."""
+def test_bars_are_judged_by_measured_times():
+    """Eager 20 ms, plain step 4 ms, 64 nodes 4.4 ms, of which the forward pass takes 4.3."""
     rows = [
         {"what": what, "kind": kind, "nodes": nodes, "seconds": seconds}
         for what, kind, nodes, seconds in (
@@ -43,7 +43,7 @@ def test_bars_are_judged_by_the_times():
     assert [judged(bar, Times(rows)) for bar in BARS][2:] == ["1.50 FAIL", "28.3% FAIL", "1.80 FAIL", "9.00 pass"]
 
 
-def test_waiting_is_what_no_operation_covers():
+def test_busy_time_is_the_union_of_operations():
     assert _covered([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
     weight = torch.ones(64, 64)
     found = profiled(lambda: [weight @ weight for _ in range(5)], torch.device("cpu"))
@@ -55,9 +55,9 @@ def test_waiting_is_what_no_operation_covers():
 @pytest.mark.parametrize(
     "shape",
     [Shape(64, 3, 16, 4, 80, 999), Shape(128, 2, 8, 8, 64, 999), Shape(32, 2, 4, 2, 64, 64)],
-    ids=["shared keys", "a head's own keys", "as it was"],
+    ids=["shared keys", "keys per head", "unchanged"],
 )
-def test_a_grown_model_says_what_the_small_one_says(model, shape):
+def test_grown_model_equals_the_small_one(model, shape):
     large, ids = grown(model, shape), tiny.prompt(0, 9)
     assert large.config.hidden_size == large.model.layers[0].mlp.down_proj.weight.shape[0] == shape.hidden_size
     assert len(large.model.layers) == shape.num_hidden_layers
@@ -67,7 +67,7 @@ def test_a_grown_model_says_what_the_small_one_says(model, shape):
     assert torch.equal(*texts)
 
 
-def test_what_cannot_be_is_refused(model, tmp_path):
+def test_invalid_shapes_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match="width 32"):
         grown(model, Shape(16, 2, 2, 2, 64, 64))
     with pytest.raises(typer.BadParameter, match="70B"):
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused(model, tmp_path):
         steps.main(shape=["70B"], device="cpu", output=tmp_path)
 
 
-# Stages of a session on a card: resumed, halved when out of memory, ended in time
+# Stages of a run on a GPU: resumed, smaller when out of memory, stopped at the time limit
 
 
 def python(code):
@@ -90,7 +90,7 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
 
 
-def test_a_stage_that_is_out_of_memory_is_tried_in_the_next_size(tmp_path):
+def test_stage_out_of_memory_is_retried_at_the_next_size(tmp_path):
     made = [tmp_path / name for name in ("large", "small")]
     touch = [python(f"open({str(path)!r}, 'a').write('x')") for path in made]
     todo = [
@@ -112,11 +112,11 @@ def test_a_stage_that_is_out_of_memory_is_tried_in_the_next_size(tmp_path):
     assert [row["stage"] for row in rows(tmp_path)[3:]] == ["never fits", "fails"]
 
 
-def test_a_stage_that_takes_too_long_is_interrupted_and_not_done(tmp_path):
+def test_stage_at_the_time_limit_is_interrupted_and_not_recorded(tmp_path):
     begun, stopped = tmp_path / "begun", tmp_path / "stopped"
     code = f"""
 import pathlib, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in what it runs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in background processes
 try:
     pathlib.Path({str(begun)!r}).touch()
     time.sleep(60)
@@ -130,14 +130,14 @@ except KeyboardInterrupt:
     assert not (tmp_path / "stages.jsonl").exists()
 
 
-def test_methods_are_those_of_the_benchmark(tmp_path):
+def test_methods_of_all_stages_are_valid(tmp_path):
     for stage in [*stages(tmp_path, "model.gguf", "spec_bench"), *rehearsal(tmp_path)]:
         for command in (command for size in stage.sizes for command in size if "bench" in command):
             given = [command[place + 1] for place, part in enumerate(command) if part == "--method"]
             assert RunOptions(data=("spec_bench",), methods=tuple(given)).methods
 
 
-def test_the_stages_cover_what_is_to_be_known_of_a_card_and_are_all_rehearsed(tmp_path):
+def test_stages_cover_all_measurements_and_are_all_rehearsed(tmp_path):
     names = [stage.name.split()[0] for stage in stages(tmp_path, "model.gguf", "spec_bench")]
     assert {*names} == {"tests", "steps", "memory", "start", "experts", "texts", "vLLM"}
     assert {*names} == {stage.name.split()[0] for stage in rehearsal(tmp_path)}
@@ -146,7 +146,7 @@ def test_the_stages_cover_what_is_to_be_known_of_a_card_and_are_all_rehearsed(tm
     assert [value for option, value in pairwise(command) if option == "--load"] == ["1", "8", "32", "64"]
 
 
-def test_keys_and_values_are_counted_by_the_shape():
+def test_kv_cache_size_is_computed_from_the_shape():
     """Two layers of two heads of 16 in float32: 512 bytes a token, of at most 16 tokens in a window."""
     for shape, tokens in (("tiny", 40), ("tiny window", 16)):
         assert calls._kv_bytes(made(shape, 64, torch.device("cpu"), torch.float32), 40) == 512 * tokens

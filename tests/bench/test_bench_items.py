@@ -1,4 +1,4 @@
-"""What is decoded: texts, conversations, known answers and batches, and what does not fit the context."""
+"""Items to decode: texts, conversations, known answers and batches, and items that exceed the context."""
 
 import pytest
 from support import benching
@@ -8,7 +8,7 @@ from token_recycling.bench.prompts import prompt
 from token_recycling.bench.session import what_does_not_fit
 
 
-def test_replay_takes_the_second_half_of_a_text(tmp_path):
+def test_replay_uses_the_second_half_of_a_text(tmp_path):
     where, question = benching.setup(), benching.questions(1)
     ids = where.ids(benching.TEXTS[0])
     found = benching.run(where, benching.plan(["plain"], question), tmp_path)
@@ -17,7 +17,7 @@ def test_replay_takes_the_second_half_of_a_text(tmp_path):
     assert replayed["tokens"] == min(benching.NEW, len(ids) - len(ids) // 2)
 
 
-def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
+def test_question_longer_than_the_context_is_a_failure(tmp_path):
     where = benching.setup(max_new_tokens=24, config={"max_position_embeddings": 32})
     long = [Question("long/1", "long", benching.TEXTS[:1], "turns"), Question("long/2", "long", ("Hi",), "turns")]
     assert what_does_not_fit(where, long) == [
@@ -29,7 +29,7 @@ def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
 
 
-def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_path):
+def test_text_longer_than_the_context_is_continued_from_an_earlier_position(tmp_path):
     where = benching.setup(max_new_tokens=4, config={"max_position_embeddings": 10})
     found = benching.run(where, benching.plan(["plain"], benching.questions(1)), tmp_path)
     assert {(one["mode"], one["prompt_tokens"], one["tokens"]) for one in found} == {
@@ -38,7 +38,7 @@ def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_
     }
 
 
-def test_conversations_go_on_with_the_methods_own_answers(tmp_path):
+def test_conversations_continue_with_the_methods_own_answers(tmp_path):
     question = Question("talk/1", "talk", ("import os", "import sys"), "turns", ("1 2",))
     where = benching.setup(max_new_tokens=5)
     first = where.ids("User: import os\nAssistant:")[None]
@@ -50,7 +50,7 @@ def test_conversations_go_on_with_the_methods_own_answers(tmp_path):
     assert found[2]["tokens"] == len(where.ids(" 1 2"))
 
 
-def test_a_chat_template_writes_the_conversation():
+def test_conversation_uses_the_chat_template():
     where = benching.setup(chat=True)
     where.tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -65,7 +65,7 @@ def test_a_chat_template_writes_the_conversation():
         assert where.decoded(prompt(where, question, answers)[0]) == wanted
 
 
-def test_batches_have_a_row_each(tmp_path):
+def test_every_batch_has_a_row(tmp_path):
     where = benching.setup(max_new_tokens=8)
     made = benching.plan(["recycling:tree=2"], benching.questions(3), sizes=[1, 2])
     assert [len(workload.items) for workload in made.workloads] == [3, 2]
@@ -81,7 +81,7 @@ def test_batches_have_a_row_each(tmp_path):
     assert all(one["loop_tokens"] is None for one in pair)
 
 
-def test_batches_leave_out_what_decodes_one_text():
+def test_batches_exclude_single_sequence_methods():
     made = benching.plan(["prompt_lookup_hf", "plain"], benching.questions(2), sizes=[2])
     assert made.workloads[0].specs == ("generate", "plain")
     assert made.notes == ["prompt_lookup_hf decodes one sequence at a time: no batches measured"]
@@ -89,7 +89,7 @@ def test_batches_leave_out_what_decodes_one_text():
         benching.plan([], benching.questions(2), True, sizes=[2])
 
 
-def test_what_cannot_be_replayed_is_said():
+def test_notes_name_what_cannot_be_replayed():
     asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
     made = benching.plan(["assisted:model=x", "recycling"], asked)
     assert [workload.mode for workload in made.workloads] == ["generate", "replay"]

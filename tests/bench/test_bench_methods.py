@@ -1,4 +1,4 @@
-"""Methods by name, and their runners: each decodes what `generate` does, and counts its steps."""
+"""Methods by name, and their runners: each decodes like `generate` and counts its steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assistant(tmp_path_factory):
 @pytest.mark.parametrize(
     "spec", ["generate", "prompt_lookup_hf:n=4,ngram=3", "assisted:model={},n=3", "plain", "recycling:tree=8,k=8"]
 )
-def test_every_runner_decodes_as_generate_does(model, spec, assistant):
+def test_every_runner_decodes_like_generate(model, spec, assistant):
     prompt = tiny.prompt(3, 6).repeat(1, 3)
     wanted = model.generate(prompt, max_new_tokens=30, do_sample=False)[0, 18:].tolist()
     found = decoded(spec.format(assistant), model, prompt)
@@ -39,8 +39,8 @@ def test_every_runner_decodes_as_generate_does(model, spec, assistant):
 
 
 @pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf"])
-def test_steps_of_transformers_are_its_forward_passes(counting, spec):
-    """The counting model repeats itself after 16 tokens, so that prompt lookup drafts 10 tokens a step from there."""
+def test_steps_of_transformers_equal_its_forward_passes(counting, spec):
+    """The counting model repeats itself after 16 tokens, so prompt lookup drafts 10 tokens a step from there."""
     passes = []
     counting.register_forward_hook(lambda *_: passes.append(1))
     found = decoded(spec, counting, torch.arange(16)[None], tokens=33)
@@ -48,7 +48,7 @@ def test_steps_of_transformers_are_its_forward_passes(counting, spec):
     assert found.lengths == ([1] * 33 if spec == "generate" else [1, 11, 11, 10])
 
 
-def test_a_batch_is_decoded_text_by_text(model):
+def test_outputs_of_a_batch_equal_single_decoding(model):
     prompts = [tiny.prompt(1, 5), tiny.prompt(2, 9), tiny.prompt(3, 7)]
     wanted = [model.generate(one, max_new_tokens=12, do_sample=False)[0, one.shape[1] :].tolist() for one in prompts]
     for spec in ("generate", "recycling:tree=3"):
@@ -69,19 +69,19 @@ def test_tokens_end_with_the_end_of_sequence(counting):
     assert batch.steps == 6
 
 
-def test_a_call_left_to_transformers_is_no_measurement_of_ours(model):
+def test_call_that_falls_back_to_generate_is_refused(model):
     arguments = BenchmarkConfig(model, None, 4).arguments([torch.tensor([1, 2])], 4)
     with pytest.raises(UnsupportedModelError, match=r"left to transformers: .*use_cache=True"):
         parse("plain").decode(model, Call({**arguments, "use_cache": False}))
 
 
 def replayed(method, model, prompt, text):
-    """What a method makes of a given text."""
+    """Return the outcome of a method that replays a given text."""
     arguments = BenchmarkConfig(model, None, len(text)).arguments([torch.tensor(prompt)], len(text))
     return method.decode(model, Call(arguments, torch.tensor(text)))
 
 
-def test_replay_follows_the_text_whatever_the_model_says(counting):
+def test_replay_follows_the_text_instead_of_the_model(counting):
     """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
     11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
     """
@@ -91,21 +91,21 @@ def test_replay_follows_the_text_whatever_the_model_says(counting):
     assert found.lengths == [5, 1, 3]
     assert found.tokens == [text]
     assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
-    # Drafts are cut where the text ends: of 4 + 3 + 2 nodes 4 + 0 + 2 were right.
+    # Drafts are cut at the end of the text: of 4 + 3 + 2 nodes 4 + 0 + 2 were accepted.
     assert (found.stats.drafted, found.stats.discarded) == (9, 3)
     assert found.stats.accepted == {(1, 0): 2, (2, 0): 2, (3, 0): 1, (4, 0): 1}
 
 
-def test_no_choice_is_made_for_all_nodes_at_once(counting):
-    """As on accelerators, where the model's own choices would take the place of the text."""
+def test_replay_selects_tokens_node_by_node(counting):
+    """On accelerators, choices for all nodes at once would be the model's own instead of the text."""
     sequence = TokenSequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(4)]))
     selector = ReplaySelector(sequence, torch.tensor([7, 9]), LogitsProcessorList())
     assert (selector.greedy, selector.at_every_node) == (False, False)
     assert selector(torch.eye(16)[3]) == 7
 
 
-def test_in_replay_a_drafter_learns_from_the_models_logits(counting):
-    """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
+def test_drafter_learns_from_the_models_logits_in_replay(counting):
+    """The text increases by two, the model by one: 13 is learned after 12, and 14 is never drafted."""
     method = Drafted("published:tree=chain:1,k=1")
     assert replayed(method, counting, [0], [2, 4, 6, 8, 10, 12, 14]).steps == 7
     assert method.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
@@ -138,19 +138,19 @@ def test_prompt_lookup_is_replayed_by_its_drafter():
         ("forced:prompt_lookup_hf", "needs a drafter.*'forced:prompt_lookup_hf'"),
     ],
 )
-def test_what_is_wrong_with_a_method_is_said(spec, words):
+def test_error_names_the_problem_of_a_method(spec, words):
     with pytest.raises(ValueError, match=words):
         parse(spec)
 
 
-# The oracle of SpecDec++, by a worked example
+# The oracle of SpecDec++, on an example
 
 THREE = torch.tensor([[3]])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A draft model of the counting one that says 0 after 5 and after 9."""
+    """A draft model that counts, except that it emits 0 after 5 and after 9."""
     model, where = tiny.counting_llama(), tmp_path_factory.mktemp("draft")
     with torch.no_grad():
         model.lm_head.weight[0, 5] = model.lm_head.weight[0, 9] = 9.0
@@ -158,19 +158,21 @@ def folder(tmp_path_factory):
     return str(where)
 
 
-def test_the_oracle_drafts_up_to_the_first_disagreement(counting, folder):
-    """The text is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a step: 3, 4 and 8."""
+def test_oracle_drafts_up_to_the_first_disagreement(counting, folder):
+    """The output is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a
+    step: 3, 4 and 8.
+    """
     found = decoded(f"oracle:model={folder}", counting, THREE, tokens=15)
     assert found.tokens == [[*range(4, 16), 0, 1, 2]]
     assert found.lengths == [3, 4, 8]
     assert (found.stats.drafted, found.stats.discarded) == (2 + 3 + 7, 0)
-    assert found.stats.verification_rate == pytest.approx(3 / 15)  # two disagreements, and the end of the text
+    assert found.stats.verification_rate == pytest.approx(3 / 15)  # two disagreements, and the end of the output
     for depth in (1, 4, 8):
         fixed = decoded(f"draft_model:mode=sequence,model={folder},depth={depth}", counting, THREE, tokens=15).stats
         assert found.stats.verification_rate <= fixed.verification_rate, "no fixed length does better"
 
 
-def test_the_oracle_replays_a_text_and_knows_no_future_of_drawn_ones(counting, folder):
+def test_oracle_replays_a_text_and_refuses_sampling(counting, folder):
     """The text jumps after 7, where the draft model would count on."""
     text = [4, 5, 6, 7, 12, 13, 14]
     found = replayed(Oracle("", folder), counting, [3], text)

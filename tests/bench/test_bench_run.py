@@ -1,4 +1,4 @@
-"""Measuring: rows by hand, resuming, failures, identity, hot and cold, on tiny models."""
+"""Measuring with tiny models: rows, resuming, failures, identity, cold and warm drafters."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ def plan(number=4, replay=True, specs=SPECS, **more):
     return benching.plan(specs, benching.questions(number), replay, **more)
 
 
-def test_a_row_for_every_method_and_prompt(tmp_path):
+def test_every_method_and_prompt_has_a_row(tmp_path):
     where = benching.setup(repeats=3)
     found = benching.run(where, plan(2), tmp_path)
     generated, replayed = benching.by_method(found), benching.by_method(found, "replay")
@@ -45,7 +45,7 @@ def test_a_row_for_every_method_and_prompt(tmp_path):
     assert generated["generate"][0]["parts"] is generated["generate"][0]["tried"] is None
 
 
-def test_a_models_own_way_of_choosing_is_left_out():
+def test_sampling_options_of_the_model_are_disabled():
     where = benching.setup(max_new_tokens=16)
     item = Item(tuple(benching.questions(1)))
     decoded = lambda: decode_item(where, "generate", parse("generate"), item)[0].tokens  # noqa: E731
@@ -61,7 +61,7 @@ def test_a_models_own_way_of_choosing_is_left_out():
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt, which pytest takes for its own."""
+    """Stands in for KeyboardInterrupt, which pytest would handle itself."""
 
 
 def stopping(after):
@@ -86,7 +86,7 @@ def stopping(after):
         kept=lambda case: case[2] != 5,
     ),
 )
-def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, after):
+def test_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, after):
     where, asked = benching.setup(repeats=2, max_new_tokens=12), plan(3, replay, ("generate", spec))
     wanted = benching.run(where, asked, tmp_path / "whole")
     _, hook = stopping(after)
@@ -97,17 +97,17 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, aft
     found = benching.run(where, asked, tmp_path / "parts", hook)
     assert found[: len(before)] == before
     assert benching.timeless(found) == benching.timeless(wanted)
-    # Nothing that was measured is measured again.
+    # Nothing is measured twice.
     measured = sum(one.phase == "measuring" and one.outcomes is not None for one in events)
     assert measured == asked.calls(2) - 2 * len(before)
-    # Hot drafters make a difference that resuming must keep: the last prompt alone takes other steps than after others.
+    # Resuming must restore what a warm drafter has learned: the last prompt alone takes a different number of steps.
     alone = benching.run(where, benching.plan([spec], benching.questions(3)[-1:], False), tmp_path / "alone")[-1]
     *_, last = (row for row in wanted if row["mode"] == "generate")
     assert last["method"] == alone["method"] == spec
     assert last["steps"] != alone["steps"]
 
 
-def test_a_line_cut_short_is_measured_again_and_a_finished_run_measures_nothing(tmp_path):
+def test_truncated_row_is_measured_again_and_a_finished_run_measures_nothing(tmp_path):
     where = benching.setup()
     wanted = benching.run(where, plan(2), tmp_path)
     path = tmp_path / "rows.jsonl"
@@ -140,14 +140,14 @@ def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
         benching.run(other, plan(1), tmp_path)
 
 
-def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path):
-    """One prompt again and again would be known by heart at the second time."""
+def test_every_repeat_starts_with_drafters_that_have_not_seen_the_prompt(tmp_path):
+    """Otherwise the second repeat would draft the whole output."""
     asked = plan(2, replay=False, specs=("recycling:tree=chain:3",))
     once, thrice = (benching.run(benching.setup(repeats=repeats), asked, tmp_path / str(repeats)) for repeats in (1, 3))
     assert [row["steps"] for row in once] == [row["steps"] for row in thrice]
 
 
-def test_the_order_of_methods_moves_on(tmp_path):
+def test_order_of_methods_rotates(tmp_path):
     events, hook = stopping(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
     order = [one.method.spec for one in events if one.phase == "measuring" and one.outcomes is None]
@@ -174,7 +174,7 @@ def test_failures_are_rows(tmp_path, monkeypatch):
     assert all(one["failure"] is None for rows in found.values() for one in rows)
 
 
-def test_a_text_that_differs_is_told_with_its_margin(tmp_path, monkeypatch):
+def test_different_output_is_recorded_with_its_margin(tmp_path, monkeypatch):
     where = benching.setup(max_new_tokens=6)
     ids = where.ids(benching.TEXTS[0])[None]
     plain = where.model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
@@ -194,8 +194,8 @@ def outcome(tokens, total, lengths=None):
     )
 
 
-def test_a_row_of_two_turns_and_three_repeats_by_hand():
-    """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
+def test_row_of_two_turns_and_three_repeats():
+    """Turns are summed, counts are those of the median repeat, and one different repeat makes outputs not identical."""
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [
@@ -212,7 +212,7 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand():
     assert found["prefill_seconds"] == [1.0, 1.0, 1.0]
     assert (found["prompt_tokens"], found["tokens"], found["steps"], found["mat"]) == (6, 20, 4, 5.0)
     assert (found["loop_tokens"], found["loop_steps"]) == (16, 2)
-    # Of 13 4-grams of the loop 9 come again; the answer has 1.
+    # Of 13 4-grams of the loop 9 are repeated; the answer has 1.
     assert found["repeated_4grams"] == pytest.approx(9 / 14)
     assert found["lengths"] == {"2": 2, "8": 2}
     assert found["identical"] is False
@@ -224,8 +224,8 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand():
     json.dumps(found)
 
 
-def test_forced_methods_decode_the_output_of_generate(tmp_path, monkeypatch):
-    """A method whose own output would be another has the same tokens, is not compared, and is measured in any order."""
+def test_forced_methods_decode_the_output_of_generate_in_any_order(tmp_path, monkeypatch):
+    """A method whose own output would differ has the same tokens and is not compared."""
     benching.plant_a_fault(monkeypatch)
     specs = ("forced:recycling:tree=4", "plain", "generate", "forced:cold:plain")
     found = benching.by_method(benching.run(benching.setup(repeats=2), plan(2, False, specs), tmp_path))

@@ -1,10 +1,10 @@
-"""`make demo` does every job."""
+"""`make demo` runs every job."""
 
 from benchmarks import demo
 from benchmarks.real_model import NoRealModelError
 
 
-def test_without_a_network_the_tiny_model_does_every_job(monkeypatch, capsys):
+def test_tiny_model_runs_every_job_without_a_network(monkeypatch, capsys):
     def fail():
         raise NoRealModelError("no network")
 

