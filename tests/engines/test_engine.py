@@ -1,4 +1,4 @@
-"""What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
+"""Shared parts of the engine adapters, without an engine: options, sequences, chains and trees, files."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def chains(**options):
 
 
 def chain(recycler, record, tokens, depth=6):
-    """What is drafted for a request."""
+    """Return the tokens drafted for a request."""
     read = np.array(tokens)
     return recycler.recycler_of(record, read).draft(read, depth)["token"][1:].tolist()
 
 
 def taught(**options):
-    """A recycler that has seen the counting model after every token."""
+    """Return a replica that has learned the counting model's logits after every token."""
     recycler = chains(**options)
     ngrams = np.full((VOCABULARY, recycler.options.orders), -1)
     ngrams[:, 0] = np.arange(VOCABULARY)
@@ -51,26 +51,26 @@ def taught(**options):
     return recycler
 
 
-def test_a_chain_follows_the_likeliest_candidates_as_far_as_there_is_room():
+def test_chain_follows_the_best_candidates_up_to_its_limit():
     recycler, request = taught(), SimpleNamespace()
     assert chain(recycler, request, [9, 3, 4]) == [5, 6, 7, 8, 9, 10]
     assert chain(recycler, request, [9, 3, 4], 2) == [5, 6]
-    assert len(chain(recycler, request, [9, 3, 4], 99)) == 6, "no more than the engine verifies"
+    assert len(chain(recycler, request, [9, 3, 4], 99)) == 6, "no more tokens than the engine verifies"
 
 
-def test_a_text_that_is_not_a_continuation_is_read_anew():
+def test_sequence_that_is_not_a_continuation_is_read_again():
     recycler, request = chains(), SimpleNamespace()
     chain(recycler, request, [1, 9, 5, 2, 1, 9])
     assert chain(recycler, request, [1, 9, 5]) == []
     assert chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
 
 
-def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again():
-    """Its end is known when its request is gone, or another text takes its place."""
+def test_whole_output_of_an_ended_request_is_drafted():
+    """The last tokens are recorded when the request is deleted or replaced by another sequence."""
     recycler, request, text = chains(k=1, orders=1), SimpleNamespace(), [1, 2, 3, *range(5, 16), 4]
     chain(recycler, request, text[:3])
     chain(recycler, request, text)
-    assert chain(recycler, SimpleNamespace(), text[:10]) == [], "it may go on"
+    assert chain(recycler, SimpleNamespace(), text[:10]) == [], "the request may continue"
     del request
     assert chain(recycler, SimpleNamespace(), text[:10]) == text[10:]
     again = SimpleNamespace()
@@ -79,8 +79,8 @@ def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again():
     assert chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
 
 
-def test_an_outcome_is_counted_once_with_the_next_draft_or_at_the_end():
-    """And where a draft was not verified, nothing is."""
+def test_outcome_of_a_draft_is_counted_once():
+    """It is counted with the next draft or at the end, and not at all if the draft was not verified."""
     replica = taught(suffix=False)
     recycler, calibration = replica.begin(np.array([3, 4])), replica.matrix.calibration
     recycler.draft(np.array([3, 4]), 6)
@@ -98,7 +98,7 @@ def test_an_outcome_is_counted_once_with_the_next_draft_or_at_the_end():
     assert calibration.sum(axis=0).tolist() == [4, 16], "11 is one of the four candidates after 10"
 
 
-def test_a_matrix_that_does_not_learn_stays_as_it_is():
+def test_matrix_stays_unchanged_without_learning():
     frozen, request = chains(learns=False), SimpleNamespace()
     frozen.learn_logits(np.array([[1, -1, -1]]), counting([1]))
     chain(frozen, request, [1, 2, 1])
@@ -121,8 +121,8 @@ class Event:
         self.said.append("waited for")
 
 
-def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written(monkeypatch, tmp_path):
-    """Logits whose candidates are found at once are called those of a CUDA device here."""
+def test_logits_on_a_gpu_are_learned_a_step_later_and_before_saving(monkeypatch, tmp_path):
+    """Logits on the CPU are declared to be on a CUDA device."""
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(engine, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
     recycler, ngrams = chains(matrix=str(tmp_path / "m")), np.full((2, 3), -1)
@@ -132,13 +132,13 @@ def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written
         recycler.observe_logits(ngrams[1:].copy(), shown, np.array([1]))
         assert recycler._observed[-1].arrived.said == ["recorded"]
         recycler.learn_observed(newest=False)
-        assert recycler.matrix.filled.nonzero()[0].tolist() == list(range(10, 10 + step)), "the step before, at most"
+        assert recycler.matrix.filled.nonzero()[0].tolist() == list(range(10, 10 + step)), "at most the previous step"
     recycler.save()
     assert [recycler.matrix.look_up(token)[0][0] for token in (10, 11, 12)] == [11, 12, 13]
 
 
 class Seen(TorchDispatchMode):
-    """Notes operations that wait for a device, and copies to the host."""
+    """Records operations that synchronize with a device, and copies to the host."""
 
     def __init__(self):
         super().__init__()
@@ -153,8 +153,8 @@ class Seen(TorchDispatchMode):
         return made
 
 
-def test_observing_on_a_card_is_one_copy_of_candidates_that_nothing_waits_for(monkeypatch):
-    """48 requests with 16 rows each, in fake tensors of a CUDA device."""
+def test_observing_on_a_gpu_is_one_asynchronous_copy_of_candidates(monkeypatch):
+    """48 requests with 16 rows each, as fake tensors on a CUDA device."""
     monkeypatch.setattr(torch, "Event", Event)
     recycler, rows = Replica(49_152, 15, EngineOptions()), np.arange(0, 768, 2)
     with FakeTensorMode(), Seen() as seen:
@@ -164,7 +164,7 @@ def test_observing_on_a_card_is_one_copy_of_candidates_that_nothing_waits_for(mo
     assert not seen.waits
 
 
-def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
+def test_matrix_file_of_an_engine_can_be_read_by_the_package(tmp_path):
     path = tmp_path / "folder" / "engine.matrix"
     first = taught(matrix=str(path))
     first.save()
@@ -175,7 +175,7 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
     assert again.matrix.look_up(3) == first.matrix.look_up(3)
 
 
-def test_a_file_that_will_not_be_read_or_made_is_refused_at_the_start(tmp_path, monkeypatch):
+def test_unusable_matrix_file_is_refused_at_start(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no matrix file .*learns is false"):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
     monkeypatch.setattr("token_recycling.engines.engine.find_spec", lambda name: None)
@@ -183,7 +183,7 @@ def test_a_file_that_will_not_be_read_or_made_is_refused_at_the_start(tmp_path, 
         Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
 
 
-def test_one_process_saves_at_intervals_what_is_new(tmp_path, monkeypatch):
+def test_one_process_saves_new_content_at_intervals(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("token_recycling.engines.engine.time.monotonic", lambda: now[0])
     path = tmp_path / "engine.matrix"
@@ -199,10 +199,10 @@ def test_one_process_saves_at_intervals_what_is_new(tmp_path, monkeypatch):
     other = Replica(VOCABULARY, 6, recycler.options, saves=False)
     other.learn_logits(np.array([[1, -1, -1]]), counting([1]))
     other.save()
-    assert not path.exists(), "nothing was learned since, and another process does not write"
+    assert not path.exists(), "nothing new was learned, and other processes do not write"
 
 
-def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
+def test_failed_save_is_logged_and_retried(tmp_path, caplog):
     path = tmp_path / "file" / "engine.matrix"
     recycler = taught(matrix=str(path))
     (tmp_path / "file").write_text("no folder")
@@ -214,8 +214,8 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("tokens", thinned([np.int64, np.int32], every=2))
-def test_warming_up_compiles_and_leaves_no_trace(tokens, tmp_path):
-    """Engines have token ids of 32 bits, for which all is compiled anew."""
+def test_warm_up_compiles_and_leaves_no_trace(tokens, tmp_path):
+    """Engines have token ids of 32 bits, which need their own compilation."""
     recycler = Replica(VOCABULARY, 6, EngineOptions(matrix=str(tmp_path / "m")))
     recycler.warm_up(tokens)
     assert not recycler.matrix.filled.any()
@@ -223,7 +223,7 @@ def test_warming_up_compiles_and_leaves_no_trace(tokens, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_values_are_repeated_for_the_tokens_of_their_request():
+def test_values_are_expanded_to_the_tokens_of_their_request():
     assert expands(expand_batch_to_tokens)
     assert not expands(lambda x, cu_num_tokens, num_tokens, **_: torch.full((num_tokens,), 0.25))
     top_k = expand_batch_to_tokens(torch.tensor([3, 5], dtype=torch.int32), torch.tensor([0, 2]), 2)
@@ -274,8 +274,8 @@ print(recycler.begin(read).draft(read, 6)["token"][1])
 
 
 @pytest.mark.nightly
-def test_llama_cpp_needs_neither_torch_nor_transformers_nor_safetensors(tmp_path):
-    """Its names are STOOD IN FOR, in a process that refuses other packages than numpy, numba and filelock."""
+def test_llama_cpp_needs_no_torch_transformers_or_safetensors(tmp_path):
+    """Its names are STAND-INS, in a process that refuses packages other than numpy, numba and filelock."""
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").write_text('__version__ = "0.3.36"')
     (tmp_path / "llama_cpp" / "llama_speculative.py").write_text("LlamaDraftModel = object")
@@ -286,7 +286,7 @@ def test_llama_cpp_needs_neither_torch_nor_transformers_nor_safetensors(tmp_path
 
 
 def learned(seconds, steps=400, most=64, token_cost=0.06):
-    """Costs after steps of all sizes, which take `seconds(tokens)`, one in twenty of them three times as long."""
+    """Return costs learned from steps of all sizes that take `seconds(tokens)`, every 20th three times as long."""
     costs, random = StepCosts(0.01 * (1 + token_cost * np.arange(most))), np.random.default_rng(5)
     for step in range(steps):
         tokens = int(random.integers(1, 25))
@@ -295,8 +295,8 @@ def learned(seconds, steps=400, most=64, token_cost=0.06):
 
 
 @pytest.mark.measured
-def test_costs_that_fall_are_learned_and_a_draft_is_as_long_as_the_cheapest_step_allows():
-    """As measured with vLLM's CPU build in float32: two tokens take longer than one, three to six least."""
+def test_falling_costs_are_learned_and_drafts_are_extended_to_the_cheapest_step():
+    """As measured with vLLM's CPU build in float32: two tokens take longer than one, three to six take least."""
     measured = {1: 0.050, 2: 0.061, **dict.fromkeys(range(3, 7), 0.043)}
     costs = learned(lambda tokens: measured.get(tokens, 0.050 + 0.003 * (tokens - 7)))
     assert costs.seconds[1] > costs.seconds[0] > 1.05 * costs.seconds[4]
@@ -309,8 +309,8 @@ def test_costs_that_fall_are_learned_and_a_draft_is_as_long_as_the_cheapest_step
 
 @pytest.mark.measured
 @pytest.mark.parametrize(("dearer", "stops"), [(1.9, True), (1.2, False)])
-def test_drafts_that_lose_time_stop_and_those_that_gain_go_on(dearer, stops):
-    """A drafted token is forecast at 0.95 and accepted three times in five; a step of two takes 1.9 or 1.2 times."""
+def test_drafts_that_lose_time_stop_and_drafts_that_gain_continue(dearer, stops):
+    """A token with a forecast of 0.95 is accepted three times in five; a step of two takes 1.9 or 1.2 times as long."""
     costs, forecast = StepCosts(np.array([1.0, dearer])), np.array([0.95], np.float32)
     lost = drafted = 0.0
     for step in range(200):
@@ -326,8 +326,8 @@ def test_drafts_that_lose_time_stop_and_those_that_gain_go_on(dearer, stops):
 
 
 @pytest.mark.measured
-def test_forecasts_that_promise_too_much_are_corrected_and_certain_ones_least():
-    """Half of what was forecast at 0.7 comes; where all comes later, nothing is corrected any more."""
+def test_high_forecasts_are_corrected_and_certain_ones_least():
+    """Half of the tokens forecast at 0.7 are accepted; when all are, the correction disappears."""
     costs, gains = StepCosts(np.ones(8)), np.full(2, 0.7)
     for step in range(200):
         costs.gave(1, 3, step % 3 == 0, gains)
@@ -340,8 +340,8 @@ def test_forecasts_that_promise_too_much_are_corrected_and_certain_ones_least():
 
 
 @pytest.mark.measured
-def test_drafts_become_stricter_where_steps_lose_time_and_are_tried_again():
-    """The forecast is right on average, and a step of five takes four times as long as one of one."""
+def test_expected_gains_fall_when_steps_lose_time_and_recover():
+    """The forecast is correct on average, and a step of five takes four times as long as a step of one."""
     costs, likely = StepCosts(np.array([1.0, 4.0, 4.0, 4.0, 4.0])), np.array([0.9])
     for _ in range(20):
         costs.gave(1, 5, 1, np.full(4, 0.25))
@@ -352,8 +352,8 @@ def test_drafts_become_stricter_where_steps_lose_time_and_are_tried_again():
 
 
 @pytest.mark.measured
-def test_of_several_drafts_those_tokens_are_verified_that_are_likely_enough_to_pay():
-    """Three tokens in 1.4 and 0.2 for each further one: one of 0.43 pays. Forecasts were right so far."""
+def test_tokens_of_several_drafts_are_verified_if_they_pay():
+    """Three tokens take 1.4, each further one 0.2: a probability of 0.43 pays. Forecasts have been correct so far."""
     costs = StepCosts(1 + 0.2 * np.arange(20))
     for _ in range(300):
         costs.gave(1, 2, 1, np.ones(1))
@@ -381,7 +381,7 @@ OTHERS: list[list[str]] = [[], ["--speculative-algorithm", "NGRAM"], ["--specula
 
 
 @pytest.mark.parametrize(("release", "arguments"), paired(RELEASES, OTHERS))
-def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(release, arguments, tmp_path):
+def test_sglang_start_without_the_algorithm_is_silent(release, arguments, tmp_path):
     """An EMPTY MODULE stands in for SGLang: any use of it would raise."""
     ran = start_of_sglang(release, arguments, tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "light\n", "")
@@ -390,13 +390,13 @@ def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(rele
 @pytest.mark.parametrize(
     "arguments", thinned([["--speculative-algorithm", "TOKEN_RECYCLING"], ["-x=token_recycling"]], every=2)
 )
-def test_a_start_of_another_sglang_that_asks_for_the_algorithm_says_which_is_needed(arguments, tmp_path):
+def test_start_of_an_unsupported_sglang_with_the_algorithm_names_the_supported_ones(arguments, tmp_path):
     ran = start_of_sglang("0.5.24", arguments, tmp_path)
     assert "SGLang must be >= 0.5.23 and < 0.5.24, got 0.5.24" in ran.stderr
 
 
 def start_of_sglang(release, arguments, path):
-    """What a process of SGLang does with the plug-in: its entry point is that of pyproject.toml."""
+    """Run the plug-in's entry point, as in pyproject.toml, in a process of SGLang."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sglang.srt.plugins"] == {
         "token_recycling": "token_recycling.engines:register_sglang"
     }

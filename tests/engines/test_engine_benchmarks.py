@@ -1,4 +1,4 @@
-"""The benchmark of each engine starts, in the engine's own environment and without the libraries of reports."""
+"""The benchmark of each engine starts in the engine's own environment, without the libraries of reports."""
 
 import importlib.util
 import json
@@ -14,21 +14,21 @@ from benchmarks.engines import ENGINES, NONE, WORKS
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {"vllm": "vllm", "sglang": "sglang", "llama-cpp": "llama_cpp", "mlx": "mlx_lm"}
 OPTIONAL = {"kernels", "datasets", "evaluate", "accelerate", "triton", "wandb"}
-"""Packages that transformers and engines import where they are installed, whoever provides them."""
+"""Packages that transformers and engines import if a module of that name exists."""
 
 
 def run(code):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_no_program_is_named_like_a_package():
-    """A script's folder comes first on the path: its neighbours hide packages of the same names."""
+def test_no_script_shadows_a_package():
+    """A script's folder comes first on the path, so its neighbors hide packages of the same names."""
     taken = {*sys.stdlib_module_names, *packages_distributions(), *OPTIONAL} - {"benchmarks", "scripts", "examples"}
     for folder in ("benchmarks", "benchmarks/gpu", "scripts", "examples"):
         assert not {file.stem for file in (ROOT / folder).glob("*.py")} & taken, folder
 
 
-def test_questions_need_no_library_of_reports():
+def test_questions_load_without_the_libraries_of_reports():
     absent = "import sys; sys.modules.update(dict.fromkeys(['pandas', 'tabulate', 'matplotlib', 'scipy']));"
     finished = run(f"{absent} from benchmarks.engines import works; print(*works(['models/prompts'], 2))")
     assert finished.stdout.split() == [*WORKS], finished.stderr
@@ -36,7 +36,7 @@ def test_questions_need_no_library_of_reports():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_answers_two_questions_by_every_method(engine, tmp_path):
+def test_engine_answers_two_questions_with_every_method(engine, tmp_path):
     if importlib.util.find_spec(LIBRARIES[engine]) is None:
         pytest.skip(f"{LIBRARIES[engine]} is not installed in this environment")
     rows = tmp_path / "rows.jsonl"

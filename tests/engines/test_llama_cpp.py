@@ -1,4 +1,4 @@
-"""Token Recycling in llama-cpp-python: `nox -s llama-cpp` runs this, in an environment where it was built."""
+"""Token Recycling in llama-cpp-python; `nox -s llama-cpp` runs this in its own environment."""
 
 import gc
 import itertools
@@ -43,7 +43,7 @@ def path(model, tmp_path_factory):
 
 
 def made(path, draft=None, **options):
-    """A `Llama` that computes in float32 throughout, as the reference does."""
+    """Return a `Llama` that computes in float32 throughout, like the reference."""
     float32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
     one_thread = {"n_threads": 1, "n_threads_batch": 1}
     settings = {"n_ctx": CONTEXT, "logits_all": True, "verbose": False, **float32, **one_thread, **options}
@@ -51,7 +51,9 @@ def made(path, draft=None, **options):
 
 
 def recycled(path, num_pred_tokens=10, **options):
-    """The same, attached; by default as on a GPU, whatever the clock says."""
+    """Return an accelerated `Llama` and its draft model; by default costs are those of a GPU and independent of the
+    clock.
+    """
     llama = accelerate(made(path), num_pred_tokens, **{"token_cost": 0.02, **options})
     return llama, llama.draft_model
 
@@ -66,14 +68,14 @@ def prompts(number, shortest=1, longest=60):
 
 
 def wanted(model, prompt, length):
-    """What transformers' own greedy decoding says."""
+    """Return the output of transformers' own greedy decoding."""
     ids = torch.tensor([prompt])
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False)
     return said[0, len(prompt) :].tolist()
 
 
 def passes(llama):
-    """The number of tokens of every pass from now on, as a list that grows."""
+    """Return a list that records the number of tokens of every forward pass from now on."""
     evaluate, sizes = llama.eval, []
 
     def counting(tokens):
@@ -84,7 +86,7 @@ def passes(llama):
     return sizes
 
 
-def test_texts_are_those_of_transformers_and_take_fewer_passes(path, model):
+def test_outputs_equal_those_of_transformers_in_fewer_forward_passes(path, model):
     llama, _ = recycled(path)
     sizes = passes(llama)
     for prompt in prompts(12):
@@ -94,8 +96,8 @@ def test_texts_are_those_of_transformers_and_take_fewer_passes(path, model):
     assert say(llama, prompt, whole) == wanted(model, prompt, whole), "to the end of the context"
 
 
-def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
-    """Its own default: keys and values of 16 bits."""
+def test_outputs_equal_those_of_plain_llama_cpp_in_16_bits(path):
+    """Its default: keys and values in 16 bits."""
     short = {"type_k": None, "type_v": None}
     alone, llama = made(path, **short), accelerate(made(path, **short))
     for prompt in prompts(12):
@@ -103,8 +105,8 @@ def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
-def test_with_flash_attention_quantized_models_give_the_same_logits(model, kind, tmp_path):
-    """To the bit, so that no near-tie is decided otherwise."""
+def test_quantized_models_give_the_same_logits_with_flash_attention(model, kind, tmp_path):
+    """Bit by bit, so that near-ties resolve equally."""
     path = _file(model, tmp_path / "quantized.gguf", kind=gguf.GGMLQuantizationType[kind])
     settings = {"type_k": None, "type_v": None, "flash_attn": True}
     alone, llama = made(path, **settings), accelerate(made(path, **settings), 10, token_cost=0.02)
@@ -117,19 +119,19 @@ def test_with_flash_attention_quantized_models_give_the_same_logits(model, kind,
 
 
 @pytest.mark.parametrize("flash", [True, False])
-def test_a_model_that_rounds_otherwise_for_several_tokens_is_named(path, caplog, flash):
+def test_warning_if_several_tokens_are_rounded_differently(path, caplog, flash):
     accelerate(made(path, flash_attn=flash))
     assert ("flash_attn=True" in caplog.text) is not flash
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("ALL_F32", False), ("MOSTLY_F16", False), ("MOSTLY_Q4_1", True)])
-def test_types_of_weights_that_are_not_exact_are_named(model, kind, exact, tmp_path, caplog):
+def test_warning_names_inexact_weight_types(model, kind, exact, tmp_path, caplog):
     number = gguf.LlamaFileType[kind]
     accelerate(made(_file(model, tmp_path / "typed.gguf", add_file_type=int(number)), flash_attn=True))
     assert (f"general.file_type {int(number)}" in caplog.text) is not exact
 
 
-def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
+def test_seeded_sampling_gives_the_same_output_as_without_drafts(path):
     alone, (llama, _) = made(path), recycled(path)
     sizes = passes(llama)
     sampling = {"temp": 0.7, "top_k": 8, "top_p": 0.9, "repeat_penalty": 1.1}
@@ -142,7 +144,7 @@ def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
     assert len(sizes) < 12 * 60 / 1.2
 
 
-def test_a_grammar_admits_the_same_as_without_drafts(path):
+def test_grammar_gives_the_same_output_as_without_drafts(path):
     alone, (llama, _) = made(path), recycled(path)
     sizes = passes(llama)
     said = []
@@ -154,8 +156,10 @@ def test_a_grammar_admits_the_same_as_without_drafts(path):
     assert len(sizes) < said[1]["usage"]["completion_tokens"] / 1.2
 
 
-def test_every_row_is_learned_with_the_tokens_that_it_followed(path, model, monkeypatch):
-    """Rows of prompts, of accepted and of rejected tokens, each against a pass of transformers over all before it."""
+def test_every_row_of_logits_is_learned_with_its_context(path, model, monkeypatch):
+    """Rows of prompts, accepted and rejected tokens, each compared with a forward pass of transformers over the
+    context.
+    """
     llama, draft = recycled(path, token_cost=0)
     sizes, seen, read = passes(llama), [], draft.replica.learn_logits
 
@@ -166,7 +170,7 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed(path, model, monk
     monkeypatch.setattr(draft.replica, "learn_logits", learn)
     said = [say(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
     assert [len(logits) for _, _, logits in seen] == sizes
-    assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some were rejected"
+    assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some tokens were rejected"
     for tokens, contexts, logits in seen:
         start = len(tokens) - len(logits)
         with torch.no_grad():
@@ -177,8 +181,8 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed(path, model, monk
             assert context.tolist() == newest_first + [-1] * (3 - len(newest_first))
 
 
-def test_texts_left_in_the_middle_teach_nothing_wrong(path, model):
-    """A text breaks off, another is begun, the first goes on from a part of it that still lies in the cache."""
+def test_outputs_stay_correct_after_interrupted_calls(path, model):
+    """A call is interrupted, another one begins, and the first continues from a prefix that is still in the cache."""
     llama, _ = recycled(path)
     first, second = prompts(2, 20, 40)
     begun = say(llama, first, 13)
@@ -188,7 +192,7 @@ def test_texts_left_in_the_middle_teach_nothing_wrong(path, model):
     assert say(llama, second, 60) == wanted(model, second, 60)
 
 
-def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path):
+def test_matrix_is_saved_when_the_model_is_deleted_and_loaded_again(path, tmp_path):
     file = tmp_path / "tiny.matrix"
     (prompt,) = prompts(1, 20, 20)
     llama, draft = recycled(path, matrix=str(file))
@@ -210,7 +214,7 @@ def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path
         np.testing.assert_array_equal(before, after, "learns is false")
 
 
-def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path, model, tmp_path):
+def test_matrix_file_is_bound_to_its_tokenizer(path, model, tmp_path):
     file = tmp_path / "tiny.matrix"
     llama, draft = recycled(path, matrix=str(file))
     say(llama, prompts(1, 20, 20)[0], 20)
@@ -222,7 +226,7 @@ def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path, model, tmp_path
 
 
 def by_clock(path, monkeypatch, cost):
-    """A `Llama` whose passes take 1 for their first token and `cost` for each further one; the sizes of its passes."""
+    """Return a `Llama` whose forward passes take 1 plus `cost` for each further token, and their sizes."""
     clock, evaluate = [0.0], Llama.eval
 
     def working(self, tokens):
@@ -237,7 +241,7 @@ def by_clock(path, monkeypatch, cost):
 
 @pytest.mark.measured
 @pytest.mark.parametrize(("cost", "pays"), [(0.02, True), (1.5, False)])
-def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
+def test_times_of_forward_passes_are_learned(path, monkeypatch, cost, pays):
     llama, draft, sizes = by_clock(path, monkeypatch, cost)
     said = sum(len(say(llama, prompt, 100)) for prompt in prompts(8))
     learned = draft.costs.seconds / draft.costs.seconds[0]
@@ -247,7 +251,7 @@ def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
         assert len(sizes) < said / 1.3
     else:
         assert learned[1] > 1.4
-        assert sum(decoding) < 1.1 * len(decoding), "next to nothing is drafted"
+        assert sum(decoding) < 1.1 * len(decoding), "almost nothing is drafted"
 
 
 def recurrent(path, patch):

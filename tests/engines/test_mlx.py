@@ -1,6 +1,4 @@
-"""mlx-lm's texts with drafts against those without, family by family: `nox -s mlx` runs this, in an environment of
-its own.
-"""
+"""Outputs of mlx-lm with and without drafts, for each family; `nox -s mlx` runs this in its own environment."""
 
 import itertools
 
@@ -36,7 +34,7 @@ def prompts(number, shortest=3, longest=40):
 
 
 def always():
-    """Drafts as much as it can, whatever that costs."""
+    """A drafter that drafts the maximum at any cost."""
     return TokenRecycling(token_cost=0.0, memory=0.1, history=4096)
 
 
@@ -60,7 +58,7 @@ def drafted(said):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it_leaves_it(family):
+def test_outputs_probabilities_and_cache_equal_those_of_mlx_lm(family):
     model, draft, accepted = made(family), always(), 0
     for prompt in prompts(3):
         caches = make_prompt_cache(model), make_prompt_cache(model)
@@ -75,9 +73,9 @@ def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "recurrent_gemma"])
 @pytest.mark.parametrize("length", [1, 2, 9, 23])
-def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family, length):
+def test_closed_stream_leaves_the_cache_at_its_last_token(family, length):
     model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
-    recycled(model, prompt, draft_model=draft)  # so that whole texts are drafted
+    recycled(model, prompt, draft_model=draft)  # so that whole outputs are drafted
     caches = make_prompt_cache(model), make_prompt_cache(model)
     for stream, cache in ((mlx_lm.stream_generate, caches[0]), (stream_generate, caches[1])):
         options = {"draft_model": draft} if stream is stream_generate else {}
@@ -88,7 +86,7 @@ def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family, length
     assert_same(*[plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches])
 
 
-def test_fewer_passes_than_tokens(llama, monkeypatch):
+def test_fewer_forward_passes_than_tokens(llama, monkeypatch):
     sizes, call = [], type(llama).__call__
 
     def counting(self, inputs, *args, **kwargs):
@@ -101,7 +99,7 @@ def test_fewer_passes_than_tokens(llama, monkeypatch):
         said += recycled(llama, prompt, draft_model=draft)
     passes = len(sizes) - 2 * 8
     assert passes == len(said) - drafted(said), (
-        "a pass for every token that was not drafted, but for the first of a text"
+        "one forward pass for every token that was not drafted, except the first of an output"
     )
     assert passes < len(said) / 1.4
 
@@ -115,7 +113,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
-def test_a_seed_draws_the_same_text(llama, sampling):
+def test_seeded_samples_equal_those_of_mlx_lm(llama, sampling):
     draft, accepted = always(), 0
     for seed, prompt in enumerate(prompts(3)):
         mx.random.seed(seed)
@@ -127,8 +125,8 @@ def test_a_seed_draws_the_same_text(llama, sampling):
     assert accepted
 
 
-def test_samplers_and_processors_are_called_as_by_mlx_lm(llama):
-    """Each once for every token, in order, with all tokens before it: they may remember what they saw."""
+def test_samplers_and_processors_are_called_like_in_mlx_lm(llama):
+    """Once for every token, in order, with all tokens before it: they may have state."""
     seen = []
 
     def processor(tokens, logits):
@@ -150,7 +148,7 @@ def test_samplers_and_processors_are_called_as_by_mlx_lm(llama):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
-def test_the_answer_ends_where_it_must(llama, max_tokens):
+def test_output_ends_at_max_tokens(llama, max_tokens):
     draft, (prompt,) = always(), prompts(1)
     whole = recycled(llama, prompt, draft_model=draft)
     caches = make_prompt_cache(llama), make_prompt_cache(llama)
@@ -161,7 +159,7 @@ def test_the_answer_ends_where_it_must(llama, max_tokens):
     assert [one.token for one in itertools.islice(endless, LENGTH)] == [one.token for one in whole]
 
 
-def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama):
+def test_output_ends_at_the_end_of_sequence_within_a_draft(llama):
     draft, (prompt,) = always(), prompts(1)
     recycled(llama, prompt, draft_model=draft)
     whole = recycled(llama, prompt, draft_model=draft)
@@ -178,7 +176,7 @@ def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama):
 
 
 @pytest.mark.parametrize("start", [0, 30])
-def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start):
+def test_kv_cache_is_quantized_at_the_same_position_as_in_mlx_lm(start):
     model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always(), 0
     for prompt in 2 * prompts(2):
         options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": start}
@@ -191,8 +189,8 @@ def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start):
     assert accepted
 
 
-def test_a_limited_cache_that_keeps_its_beginning():
-    """Drafts end where it is full, since it then forgets other tokens than a pass of several is shown."""
+def test_limited_cache_that_keeps_its_beginning():
+    """Drafting stops when the cache is full: it then evicts other tokens than with single-token forward passes."""
     model, draft, accepted = made("qwen3"), always(), 0
     for prompt in prompts(3):
         found = recycled(model, prompt, max_kv_size=24, draft_model=draft)
@@ -203,10 +201,10 @@ def test_a_limited_cache_that_keeps_its_beginning():
 
 
 @pytest.mark.parametrize("family", ROTATING)
-def test_a_rotating_cache_keeps_its_size_however_much_is_drafted(family):
-    """mlx-lm issue 1914: passes of several tokens leave out old keys as if they had one."""
+def test_rotating_cache_keeps_its_size_with_long_drafts(family):
+    """mlx-lm issue 1914: forward passes of several tokens evict old keys like a pass of one token."""
     model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
-    recycled(model, prompt, 150, draft_model=draft)  # so that all of it is drafted
+    recycled(model, prompt, 150, draft_model=draft)  # so that the whole output is drafted
     cache = make_prompt_cache(model)
     rotating = [layer for layer in layers_of(cache) if isinstance(layer, RotatingKVCache)]
     assert rotating
@@ -217,7 +215,7 @@ def test_a_rotating_cache_keeps_its_size_however_much_is_drafted(family):
     assert accepted > 3 * TokenRecycling.most
 
 
-def test_quantised_weights():
+def test_quantized_weights():
     model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always(), 0
     nn.quantize(model, group_size=32, bits=4)
     for prompt in prompts(3):
@@ -228,8 +226,8 @@ def test_quantised_weights():
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_short_numbers_on_a_cpu(dtype):
-    """Where several rows are multiplied in the order in which one is; devices differ in that."""
+def test_16_bit_outputs_on_a_cpu(dtype):
+    """On devices whose product of several rows is computed in the same order as that of one row."""
     model, draft = made("gemma3_text"), always()
     model.set_dtype(dtype)
     for prompt in prompts(3):
@@ -238,8 +236,8 @@ def test_short_numbers_on_a_cpu(dtype):
         ]
 
 
-def test_a_conversation_in_one_cache(llama):
-    """Each turn with its new tokens alone, some of the cache given back in between, as mlx-lm's users do it."""
+def test_conversation_in_one_cache(llama):
+    """Each turn has only its new tokens and part of the cache is trimmed in between, as users of mlx-lm do."""
     draft, caches = always(), (make_prompt_cache(llama), make_prompt_cache(llama))
     for turn, prompt in enumerate(prompts(5)):
         wanted = plain(llama, prompt, 20, prompt_cache=caches[0])
@@ -248,7 +246,7 @@ def test_a_conversation_in_one_cache(llama):
             trim_prompt_cache(cache, turn)
 
 
-def test_prompts_of_embeddings():
+def test_prompts_as_embeddings():
     model, draft, (prompt,) = made("qwen3"), always(), prompts(1)
     tokens = mx.array(prompt)
     embeddings = model.model.embed_tokens(tokens)

@@ -1,4 +1,4 @@
-"""What mlx-lm's users set and keep, and when it drafts: `nox -s mlx` runs this, in an environment of its own."""
+"""Options and state in mlx-lm, and when it drafts; `nox -s mlx` runs this in its own environment."""
 
 import copy
 import gc
@@ -36,7 +36,7 @@ def drafter(**options):
 
 
 def said(model, draft_model, max_tokens=40, **options):
-    """The tokens, and how many of them were drafted."""
+    """Return the tokens, and the number of drafted tokens among them."""
     answers = stream_generate(model, TOKENIZER, PROMPT, max_tokens, draft_model, **options)
     found = [(one.token, one.from_draft) for one in answers]
     return [token for token, _ in found], sum(was_drafted for _, was_drafted in found)
@@ -46,7 +46,7 @@ def plain(model, max_tokens=40, **options):
     return [one.token for one in mlx_lm.stream_generate(model, TOKENIZER, PROMPT, max_tokens, **options)]
 
 
-def test_what_was_learned_is_kept_with_a_model_and_goes_with_it():
+def test_learned_state_lives_as_long_as_its_model():
     models, before = [made("llama"), made("llama", seed=2)], len(engine._kept)
     counts = [said(model, None)[1] for model in models]
     kept = [engine._kept[id(model)] for model in models]
@@ -57,8 +57,8 @@ def test_what_was_learned_is_kept_with_a_model_and_goes_with_it():
     assert len(engine._kept) == before
 
 
-def test_drafts_end_where_they_do_not_pay(llama):
-    """By what passes take: as above, whole texts are known, so that all that decides is the cost."""
+def test_draft_length_depends_on_cost(llama):
+    """Whole outputs are known to the drafter, so only the cost curve limits drafts."""
     warm = drafter()
     said(llama, warm)
     accepted = {}
@@ -71,8 +71,8 @@ def test_drafts_end_where_they_do_not_pay(llama):
 
 
 @pytest.mark.measured
-def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
-    """By a clock that goes while the model works, for four tokens four times as long, and while it is left."""
+def test_forward_passes_are_timed_by_default(llama, monkeypatch):
+    """The clock advances by one per token of a forward pass, and by 1,000 while the consumer of the stream runs."""
     clock, call = [0.0], type(llama).__call__
 
     def working(self, inputs, *args, **kwargs):
@@ -80,7 +80,7 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
         return call(self, inputs, *args, **kwargs)
 
     def reading():
-        clock[0] += 1e-6  # mlx-lm divides by what it reads
+        clock[0] += 1e-6  # mlx-lm divides by the elapsed time
         return clock[0]
 
     monkeypatch.setattr(type(llama), "__call__", working)
@@ -99,8 +99,8 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
 
 
-def test_a_cache_tells_what_was_said_in_it_before(llama):
-    """A turn that repeats the one before it, of which mlx-lm is given the new tokens alone: all else is forgotten."""
+def test_sequence_of_a_cache_is_remembered(llama):
+    """In the next turn mlx-lm gets only new tokens; earlier tokens of the cache must be known for copying."""
     draft = drafter(orders=1, history=0, learns=True)
     cache = make_prompt_cache(llama)
     said(llama, draft, prompt_cache=cache)
@@ -118,7 +118,7 @@ def test_a_cache_tells_what_was_said_in_it_before(llama):
     assert len(draft._sequences) == 0
 
 
-def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
+def test_unknown_cache_type_runs_without_drafts_and_is_named(llama, caplog):
     class OtherCache(KVCache):
         pass
 
@@ -131,7 +131,7 @@ def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
     assert ["OtherCache" in record.message for record in caplog.records] == [True]
 
 
-def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path, monkeypatch):
+def test_matrix_file_is_saved_and_bound_to_its_tokenizer(llama, tmp_path, monkeypatch):
     file = tmp_path / "tiny.matrix"
     draft = drafter(matrix=str(file))
     cold = said(llama, draft)
@@ -157,8 +157,10 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path, monkeypa
         list(stream_generate(llama, other, PROMPT, 5, drafter(matrix=str(file))))
 
 
-def test_every_row_is_learned_with_the_tokens_that_it_followed():
-    """Of a text that is new and hardly drafted, and of the same when it is known, against a pass over all of it."""
+def test_every_row_of_logits_is_learned_with_its_context():
+    """Of a new, hardly drafted output and of the same output when it is known, compared with one forward
+    pass over it.
+    """
     model, draft, learned = made("gemma3_text"), drafter(orders=4), []
     said(model, draft, 1)
     learn = draft.recycler.learn_logits

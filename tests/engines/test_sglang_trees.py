@@ -1,4 +1,4 @@
-"""The trees that SGLang is given, without SGLang: layout, masks, equal siblings, arguments."""
+"""Trees for SGLang, tested without SGLang: layout, masks, equal siblings, arguments."""
 
 from array import array
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ VOCABULARY, NODES = 12, 8
 
 
 def request(prompt, said=(), grammar=None, custom_logit_processor=None, **parameters):
-    """As much of SGLang's record of a request as is asked for."""
+    """Return the fields of SGLang's request record that the adapter reads."""
     usual = {
         "logit_bias": None,
         "frequency_penalty": 0.0,
@@ -34,7 +34,7 @@ def request(prompt, said=(), grammar=None, custom_logit_processor=None, **parame
 
 
 def trees_after(seed, rows):
-    """Trees from a matrix that knows the candidates after some tokens."""
+    """Return trees of a matrix that has candidates after `rows` random tokens."""
     generator = torch.Generator().manual_seed(seed)
     recycler = Replica(VOCABULARY, NODES - 1, EngineOptions(k=3))
     known = torch.randperm(VOCABULARY, generator=generator)[:rows].numpy()
@@ -48,23 +48,25 @@ texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=1
 
 
 @given(texts, st.integers(0, VOCABULARY), st.integers(0, 9))
-def test_masks_are_trees_in_order_whose_siblings_differ(prompts, rows, seed):
+def test_masks_are_ordered_trees_with_distinct_siblings(prompts, rows, seed):
     drafted, masks = trees_after(seed, rows).grow([request(prompt) for prompt in prompts], [[] for _ in prompts])
     assert drafted.shape == (len(prompts) * NODES,)
     assert masks.dtype == bool
     for prompt, tokens, mask in zip(prompts, drafted.reshape(-1, NODES), masks.reshape(-1, NODES, NODES), strict=True):
         assert tokens[0] == prompt[-1], "the newest token is the root"
-        assert not np.triu(mask, 1).any(), "parents stand before children"
+        assert not np.triu(mask, 1).any(), "parents precede children"
         assert mask.diagonal().all()
         above = [np.flatnonzero(mask[node, :node]) for node in range(NODES)]
         parents = [int(nodes[-1]) if len(nodes) else -1 for nodes in above]
         assert parents[1:] == [parent for parent in parents[1:] if parent >= 0], "one root"
         for node in range(1, NODES):
-            assert np.array_equal(mask[node, :node], mask[parents[node], :node]), "a node sees what its parent sees"
+            assert np.array_equal(mask[node, :node], mask[parents[node], :node]), (
+                "a node attends to all ancestors of its parent"
+            )
         assert len({(parents[node], tokens[node]) for node in range(1, NODES)}) == NODES - 1, "equal siblings"
 
 
-def test_the_rows_of_logits_teach_what_follows_their_nodes():
+def test_rows_of_logits_are_learned_for_their_nodes():
     trees = trees_after(0, 0)
     (_, masks), said = trees.grow([request([3, 4]), request([7])], [[], [5]]), torch.full((2 * NODES, VOCABULARY), -9.0)
     assert masks[:NODES].tolist() == [True] + [False] * (NODES - 1)
@@ -73,8 +75,8 @@ def test_the_rows_of_logits_teach_what_follows_their_nodes():
     matrix = trees.recycler.matrix
     assert matrix.look_up(4)[0][0] == 6
     assert matrix.look_up(3, 4)[0][0] == 6
-    assert matrix.look_up(7, 5)[0][0] == 8, "tokens that SGLang has not yet put to the text count"
-    assert matrix.filled.sum() == 2, "nodes that fill the tree up teach nothing"
+    assert matrix.look_up(7, 5)[0][0] == 8, "accepted tokens that are not in the output yet are part of the context"
+    assert matrix.filled.sum() == 2, "logits of padding nodes are not learned"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_the_rows_of_logits_teach_what_follows_their_nodes():
         {"min_new_tokens": 5},
     ],
 )
-def test_logits_that_sglang_changes_for_one_request_teach_nothing(changed):
+def test_logits_changed_for_one_request_are_not_learned(changed):
     trees = trees_after(0, 0)
     trees.grow([request([3], **changed), request([7])], [[], []])
     said = torch.full((2 * NODES, VOCABULARY), -torch.inf)
@@ -96,7 +98,7 @@ def test_logits_that_sglang_changes_for_one_request_teach_nothing(changed):
     assert trees.recycler.matrix.filled.nonzero()[0].tolist() == [7]
 
 
-def test_a_tree_that_is_known_is_drafted():
+def test_learned_candidates_are_drafted():
     trees = trees_after(1, VOCABULARY)
     tokens, masks = trees.grow([request([3], [5])], [[]])
     best = [token for token, _ in trees.recycler.matrix.look_up(5)]
@@ -105,7 +107,7 @@ def test_a_tree_that_is_known_is_drafted():
 
 
 class Counted:
-    """Tokens of a request that count how many of them are read."""
+    """Tokens of a request that count reads."""
 
     def __init__(self, tokens=()):
         self.tokens, self.read = list(tokens), 0
@@ -120,8 +122,8 @@ class Counted:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_reads_only_the_new_tokens_of_a_request(overlap):
-    """With overlap the tokens of a step come first as accepted ones, and stand in the output a step later."""
+def test_step_reads_only_the_new_tokens_of_a_request(overlap):
+    """With overlap, tokens of a step are passed as accepted first, and are in the output a step later."""
     trees, prompt, output = trees_after(0, 0), Counted(range(8)), Counted()
     asked = request(prompt, output)
     for step in range(100):
@@ -135,7 +137,7 @@ def test_a_step_reads_only_the_new_tokens_of_a_request(overlap):
     assert prompt.read + output.read < 2 * (8 + 200)
 
 
-def test_a_request_whose_output_is_taken_back_is_read_again():
+def test_request_whose_output_is_rolled_back_is_read_again():
     trees, asked = trees_after(0, 0), request([1, 2], [3, 4, 5])
     trees.grow([asked], [[]])
     asked.output_ids = array("q", [6])
@@ -156,7 +158,7 @@ def arguments(**given_arguments):
     return SimpleNamespace(**{**known, **given_arguments})
 
 
-def test_arguments_are_settled_as_ngram_wants_them():
+def test_arguments_are_set_as_ngram_requires():
     settled = arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
     settle_arguments(settled)
     assert (settled.speculative_num_draft_tokens, settled.speculative_eagle_topk) == (24, 23)
@@ -177,8 +179,8 @@ def test_arguments_are_settled_as_ngram_wants_them():
         ('{"n": 1}', "'n'|option n"),
     ],
 )
-def test_what_cannot_be_right_is_refused_at_the_start(given, message, monkeypatch):
-    """Arguments, and options of this package in the environment."""
+def test_invalid_arguments_are_refused_at_start(given, message, monkeypatch):
+    """Server arguments, and options of this package in the environment."""
     if isinstance(given, str):
         monkeypatch.setenv("TOKEN_RECYCLING", given)
     with pytest.raises(ValueError, match=message):

