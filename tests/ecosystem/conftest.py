@@ -18,13 +18,13 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def fresh():
-    """Loads the shipped model, in float32, for a test to change."""
+    """Return a function that loads the shipped model in float32, for a test to change."""
     return lambda **how: AutoModelForCausalLM.from_pretrained(MODEL, **{"dtype": torch.float32, **how})
 
 
 @pytest.fixture
 def assert_same_text():
-    """Whether a model says accelerated what it says plain, with drafts accepted."""
+    """Assert that a model's accelerated output equals its plain one, with drafts accepted."""
     inputs = AutoTokenizer.from_pretrained(MODEL)(PROMPT, return_tensors="pt")
 
     def compared(model):

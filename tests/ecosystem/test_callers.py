@@ -1,4 +1,4 @@
-"""Libraries that call the model or its server, beyond the blocks of docs/ecosystem.md; and the examples with them."""
+"""Libraries that call the model or its server, beyond the blocks of docs/ecosystem.md; and examples with them."""
 
 import os
 import re
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 PROMPT = "class Stack:\n    def __init__(self, limit):\n        "
 
 
-def test_the_wrapper_of_peft_is_refused_with_the_model_to_give(fresh):
+def test_peft_wrapper_is_refused_and_the_error_names_its_model(fresh):
     peft = pytest.importorskip("peft")
     wrapper = peft.get_peft_model(fresh(), peft.LoraConfig(r=4, target_modules=["q_proj"]))
     with pytest.raises(tr.UnsupportedModelError, match=r"pass the LlamaForCausalLM in its \.base_model\.model"):
         tr.accelerate(wrapper)
 
 
-def test_a_model_that_is_accelerated_is_given_adapters(fresh, shipped):
+def test_adapters_can_be_added_to_an_accelerated_model(fresh, shipped):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj"], init_lora_weights=False)
     model = tr.accelerate(fresh())
@@ -34,7 +34,7 @@ def test_a_model_that_is_accelerated_is_given_adapters(fresh, shipped):
     assert torch.equal(found, wrapper.generate(**inputs, max_new_tokens=40, do_sample=False))
 
 
-def test_the_chat_of_gradio_is_streamed(fresh, shipped, monkeypatch):
+def test_gradio_chat_is_streamed(fresh, shipped, monkeypatch):
     client = pytest.importorskip("gradio_client")
     monkeypatch.syspath_prepend(ROOT / "examples")
     from chat_interface import interface
@@ -51,7 +51,7 @@ def test_the_chat_of_gradio_is_streamed(fresh, shipped, monkeypatch):
     assert all(whole.startswith(part) for part in parts)
 
 
-def test_the_example_of_the_harness():
+def test_example_of_the_harness():
     pytest.importorskip("lm_eval")
     command = [sys.executable, str(ROOT / "examples" / "lm_eval_harness.py")]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, encoding="utf-8")

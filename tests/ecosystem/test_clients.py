@@ -1,6 +1,6 @@
-"""Clients from their packages against the server: chats, structured outputs, tool calls and streams of each.
+"""Installed client libraries against the server: chats, structured outputs, tool calls and streams.
 
-The model is random: tool calls must be made, and outputs have a schema, so that grammars hold it to them.
+The model is random: tool calls are required and outputs have a schema, so that grammars enforce them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def text(server):
-    """What the model says to `hello`."""
+    """The model's answer to `hello`."""
     how = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}
     return server.client().chat.completions.create(**how).choices[0].message.content
 
@@ -84,7 +84,7 @@ def agents_model(server, request):
     return kind(model="tiny", openai_client=client)
 
 
-def test_an_agent_has_an_output_of_its_type(agents_model):
+def test_output_of_an_agent_has_its_type(agents_model):
     import agents
 
     agent = agents.Agent(name="a", instructions="Be brief.", model=agents_model, output_type=Place)
@@ -92,7 +92,7 @@ def test_an_agent_has_an_output_of_its_type(agents_model):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_with_an_output_type_calls_a_function(agents_model, streamed):
+def test_agent_with_an_output_type_calls_a_function(agents_model, streamed):
     import agents
 
     called = []
@@ -138,7 +138,7 @@ def test_langchain(server, text, responses):
     assert (call["name"], call["args"]["at"] in ("here", "there")) == ("look", True)
 
 
-# litellm, which aider uses too: it gives `extra_body`, and functions that must be called
+# litellm, which aider uses too, with `extra_body` and required tool calls
 
 
 def test_litellm(server, text):
@@ -161,7 +161,7 @@ def test_litellm(server, text):
 def test_anthropic(server, text):
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    # Release 2 has no temperature of its own.
+    # Release 2 has no argument `temperature`.
     how = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "extra_body": {"temperature": 0}}
     said = client.messages.create(**how)
     assert (said.content[0].text, said.stop_reason) == (text, "max_tokens")
@@ -182,11 +182,11 @@ def test_anthropic(server, text):
         client.messages.create(**{**how, "model": "other"})
 
 
-# Requests as clients in other languages, or with dependencies of their own, write them
+# Requests as sent by clients in other languages or with incompatible dependencies
 
 
 def test_opencode(server):
-    """As @ai-sdk/openai-compatible writes it (getArgs and doStream of its chat language model), on the second turn."""
+    """As sent by @ai-sdk/openai-compatible (getArgs and doStream of its chat language model) on the second turn."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"here"}'}}
     body = {
         "model": "tiny",
@@ -215,7 +215,7 @@ def test_opencode(server):
     calls = [
         call for chunk in chunks if chunk["choices"] for call in chunk["choices"][0]["delta"].get("tool_calls", [])
     ]
-    # The SDK begins a call with the part that has its name and id, and adds the arguments of all parts.
+    # The SDK starts a call at the part with name and id, and concatenates the arguments of all parts.
     assert [call["function"]["name"] for call in calls if call.get("id")] == ["look"] * (calls[-1]["index"] + 1)
     assert chunks[-1]["usage"]["completion_tokens"] > 0
     first = "".join(call["function"]["arguments"] for call in calls if call["index"] == 0)

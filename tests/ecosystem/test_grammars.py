@@ -1,4 +1,6 @@
-"""Grammars of other libraries: the text is `generate`'s with the same processor, and drafts know what may follow."""
+"""Grammars of other libraries: outputs equal those of `generate` with the same processor, and drafts follow the
+grammar.
+"""
 
 import json
 import re
@@ -25,7 +27,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LINES = r"(self\.[a-z]{2,6} = [0-9]+\n        ){3,9}"
-"""Of a class, as the shipped model writes them."""
+"""Assignments in a class, as the shipped model writes them."""
 
 
 def from_xgrammar(model, tokenizer):
@@ -55,7 +57,7 @@ def from_outlines(backend, *modules):
 
 def from_lm_format_enforcer(model, tokenizer):
     pytest.importorskip("lmformatenforcer")
-    # Its newest release asks for a module that transformers 5 has no more.
+    # Its newest release imports a module that transformers 5 has removed.
     sys.modules.setdefault("transformers.tokenization_utils", transformers.tokenization_utils_base)
     from lmformatenforcer import JsonSchemaParser
     from lmformatenforcer.integrations.transformers import build_transformers_prefix_allowed_tokens_fn
@@ -77,7 +79,7 @@ LIBRARIES = {
 
 
 def compared(model, tokenizer, processor, **how):
-    """The text of `generate`, which ours must equal, and the statistics of ours."""
+    """Return the output of `generate`, which ours must equal, and our statistics."""
     inputs, stats = tokenizer(PROMPT, return_tensors="pt"), tr.Stats()
     how = {"max_new_tokens": 60, "do_sample": False, **how}
     texts = []
@@ -90,13 +92,13 @@ def compared(model, tokenizer, processor, **how):
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_text_is_generates_and_its_steps_are_few(library, sample, shipped):
+def test_output_equals_that_of_generate_in_few_steps(library, sample, shipped):
     said, stats = compared(*shipped, LIBRARIES[library], do_sample=sample)
     assert said.strip().startswith("{")
     assert stats.mat > (1.5 if sample else 2)
 
 
-def test_a_batch_of_two_grammars(shipped):
+def test_batch_with_two_grammars(shipped):
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.contrib.hf import LogitsProcessor
 
@@ -113,7 +115,7 @@ def test_a_batch_of_two_grammars(shipped):
     assert stats.mat > 1.5
 
 
-def test_the_forms_of_constrain(shipped):
+def test_forms_of_constrain(shipped):
     model, tokenizer = shipped
     said, stats = compared(*shipped, lambda *_: tr.constrain(tokenizer, regex=LINES))
     assert re.match(r"self\.[a-z]{2,6} = [0-9]+\n", said)
@@ -129,13 +131,13 @@ def test_the_forms_of_constrain(shipped):
         model.generate(**inputs, max_new_tokens=4, logits_processor=[tr.constrain(model, regex=LINES)])
 
 
-def test_forced_bytes_may_be_a_part_of_a_character(shipped):
+def test_forced_bytes_may_be_part_of_a_character(shipped):
     model, tokenizer = shipped
     text = compared(model, tokenizer, lambda *_: tr.constrain(tokenizer, regex="(☃|☄|☺){4}"))[0]
     assert re.fullmatch("[☃☄☺]{4}", text)
 
 
-def test_drawn_tokens_have_the_distribution_of_generate(shipped):
+def test_sampled_tokens_have_the_distribution_of_generate(shipped):
     model, tokenizer = shipped
     ids = tokenizer("x = ", return_tensors="pt")["input_ids"]
     form = r"(yes|no|maybe) [0-3]"

@@ -1,7 +1,7 @@
-"""Schemas of JSONSchemaBench (Geng et al., 2501.10868): each is enforced exactly, or refused by keyword and place.
+"""Schemas of JSONSchemaBench (Geng et al., 2501.10868): each is enforced exactly, or refused with keyword and path.
 
-They are downloaded, or read from the folder `data` of https://github.com/guidance-ai/jsonschemabench that the variable
-JSONSCHEMABENCH names; skipped where neither can be had.
+They are read from the folder in the variable JSONSCHEMABENCH, a copy of `data` of
+https://github.com/guidance-ai/jsonschemabench, else downloaded; the tests are skipped if the download fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fetched(url):
 
 @pytest.fixture(scope="module")
 def entries():
-    """Schemas, or schemas with instances to try, drawn evenly from all folders."""
+    """Schemas, or schemas with instances to try, sampled evenly from all folders."""
     draw, folder = random.Random(0), os.environ.get("JSONSCHEMABENCH")
     if folder:
         names = sorted(str(path.relative_to(folder)) for path in Path(folder).glob("*/*.json"))
@@ -44,7 +44,7 @@ def entries():
 
 
 @pytest.mark.nightly
-def test_schemas_of_public_projects_are_enforced_or_refused_by_name(entries):
+def test_schemas_of_public_projects_are_enforced_or_refused_with_their_path(entries):
     tokenizer, draw, refusals = byte_tokenizer(), random.Random(1), list[str]()
     for entry in entries:
         schema, tests = (entry["schema"], entry["tests"]) if "tests" in entry else (entry, [])

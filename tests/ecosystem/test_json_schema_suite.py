@@ -1,7 +1,7 @@
-"""JSON Schema's own test suite: a strict schema is enforced exactly, or refused by keyword and place.
+"""JSON Schema's own test suite: a strict schema is enforced exactly, or refused with keyword and path.
 
-It is downloaded, or read from the folder `tests` of https://github.com/json-schema-org/JSON-Schema-Test-Suite that the
-variable JSON_SCHEMA_TEST_SUITE names; skipped where neither can be had.
+It is read from the folder in the variable JSON_SCHEMA_TEST_SUITE, a copy of `tests` of
+https://github.com/json-schema-org/JSON-Schema-Test-Suite, else downloaded; skipped if the download fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
 ANNOTATIONS = {"content.json"}
-"""Files about keywords that validators need not judge, and do not by default."""
+"""Files about keywords that validators may ignore, and ignore by default."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_what_is_admitted_is_valid(suite, draft):
+def test_admitted_values_are_valid(suite, draft):
     tokenizer, enforced, admitted, unnamed, wrong = byte_tokenizer(), 0, 0, list[str](), list[object]()
     groups = [
         group

@@ -1,6 +1,6 @@
-"""Clients that parse streams as they come, and the errors that they raise.
+"""Clients that parse streams incrementally, and the errors that they raise.
 
-The model says what a test wants, several tokens at a step.
+The model emits the output set by a test, several tokens a step.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from serving.tools.conftest import model, says, tokenizer  # noqa: E402, F401
 HELLO = [{"role": "user", "content": "hello"}]
 ARGUMENTS = [{"at": 1, "why": "first of several"}, {"at": 2, "why": "second of several"}]
 CALLS = [f"<tool_call>\n{json.dumps({'name': 'look', 'arguments': one})}\n</tool_call>" for one in ARGUMENTS]
-"""As the family writes them: strict functions, which some of the clients send, allow nothing else."""
+"""In the family's own format: strict functions, which some clients send, allow nothing else."""
 SAID = f"<think>well</think>One.{CALLS[0]}\n{CALLS[1]}"
 PREDICTION = {"type": "content", "content": SAID}
 
@@ -37,7 +37,7 @@ def test_instructor_fills_partials(server, says):  # noqa: F811
 
     client = instructor.from_openai(server.client(), mode=instructor.Mode.TOOLS)
     how = {"model": "tiny", "messages": HELLO, "extra_body": {"prediction": PREDICTION}, "tool_choice": "auto"}
-    says(CALLS[0].replace("look", "PartialLook"))  # the function that it asks for
+    says(CALLS[0].replace("look", "PartialLook"))  # the function that the client defines
     partials = list(client.chat.completions.create_partial(response_model=Look, **how))
     assert partials[-1].model_dump() == ARGUMENTS[0]
     says(CALLS[0].replace("look", "Look"))
@@ -107,7 +107,7 @@ def test_pydantic_ai_runs_functions(server, says, api):  # noqa: F811
     assert asyncio.run(agent.run("hello")).output == "done"
 
 
-def test_anthropic_accumulates_what_is_cut_off(server, says, tokenizer):  # noqa: F811
+def test_anthropic_accumulates_truncated_calls(server, says, tokenizer):  # noqa: F811
     anthropic = pytest.importorskip("anthropic")
     says(SAID)
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
@@ -125,7 +125,7 @@ def test_anthropic_accumulates_what_is_cut_off(server, says, tokenizer):  # noqa
         assert s.get_final_message().content
 
 
-def test_errors_about_the_context_are_those_of_the_clients(server):
+def test_context_errors_have_the_clients_own_types(server):
     long = [{"role": "user", "content": "a b c " * 600}]
     litellm = pytest.importorskip("litellm")
     how = {"api_key": "none", "messages": long, "max_tokens": 4}

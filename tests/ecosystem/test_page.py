@@ -1,4 +1,4 @@
-"""docs/ecosystem.md: its blocks run as they stand, each after the first one, with the versions that are pinned."""
+"""docs/ecosystem.md: its blocks run unchanged, each after the first one, with the pinned versions."""
 
 import re
 from importlib import metadata
@@ -30,7 +30,7 @@ LIBRARIES = {
     "Gradio": "gradio",
 }
 SERVED = {"LangChain": None, "smolagents": (ROOT / "examples" / "continue.jinja").read_text(encoding="utf-8")}
-"""Those that talk to a server, and its chat template."""
+"""Libraries that call a server, and the server's chat template."""
 
 
 def needs(library):
@@ -51,7 +51,7 @@ def named(title):
 
 
 @pytest.mark.parametrize("title", [title for title in LIBRARIES if title != "GPTQ and AWQ"])
-def test_a_block_holds(title, shipped, tmp_path, monkeypatch):
+def test_block_runs(title, shipped, tmp_path, monkeypatch):
     needs(LIBRARIES[title])
     for name, value in {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}.items():
         monkeypatch.setenv(name, value)
@@ -73,6 +73,6 @@ def test_a_block_holds(title, shipped, tmp_path, monkeypatch):
 
 
 def run(code):
-    """The first block of the page, then one of a section."""
+    """Run the first block of the page, then a section's block."""
     names = {}
     exec(compile(block(TOP) + code, "docs/ecosystem.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""Models quantised by the real libraries: weights alone are accelerated, what a self-test finds inexact is refused."""
+"""Models quantized by other libraries: weight-only quantization is accelerated; inexact kernels are refused."""
 
 from pathlib import Path
 
@@ -41,13 +41,13 @@ def four_bits(kind, **more):
     return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, **more)
 
 
-def test_bitsandbytes_with_scales_quantised_too(fresh, assert_same_text):
+def test_bitsandbytes_with_double_quantization(fresh, assert_same_text):
     config = four_bits("nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
     assert_same_text(fresh(quantization_config=config, device_map="cpu"))
 
 
-def test_bitsandbytes_of_fp4_is_refused_or_exact(fresh, assert_same_text):
-    """With AVX-512 its kernel for few tokens rounds to bfloat16; without, its products are torch's."""
+def test_bitsandbytes_fp4_is_refused_or_exact(fresh, assert_same_text):
+    """With AVX-512 its kernel for few tokens rounds to bfloat16; otherwise products are torch's."""
     model = fresh(quantization_config=four_bits("fp4", bnb_4bit_compute_dtype=torch.float32), device_map="cpu")
     try:
         assert_same_text(model)
@@ -55,7 +55,7 @@ def test_bitsandbytes_of_fp4_is_refused_or_exact(fresh, assert_same_text):
         assert COARSE in str(error)  # noqa: PT017
 
 
-def test_bitsandbytes_of_8_bits_is_refused(fresh):
+def test_bitsandbytes_8_bit_is_refused(fresh):
     pytest.importorskip("bitsandbytes")
     config = transformers.BitsAndBytesConfig(load_in_8bit=True)
     with pytest.raises(tr.UnsupportedModelError, match=COARSE):
@@ -88,10 +88,10 @@ def test_quanto_through_transformers(fresh, assert_same_text):
 
 def test_gptq(assert_same_text, tmp_path, monkeypatch):
     gptqmodel = pytest.importorskip("gptqmodel")
-    monkeypatch.chdir(tmp_path)  # it writes a log where it is
+    monkeypatch.chdir(tmp_path)  # it writes a log to the current folder
     prompts = sorted((MODELS / "prompts").glob("*.py"))[:8]
     model = gptqmodel.GPTQModel.load(str(MODELS / "target"), gptqmodel.QuantizeConfig(bits=4, group_size=32))
     model.quantize([prompt.read_text(encoding="utf-8") for prompt in prompts], batch_size=1)
-    model.save("quantised")
+    model.save("quantized")
     how = {"device_map": "cpu", "dtype": torch.float32}
-    assert_same_text(transformers.AutoModelForCausalLM.from_pretrained("quantised", **how))
+    assert_same_text(transformers.AutoModelForCausalLM.from_pretrained("quantized", **how))

