@@ -1,7 +1,9 @@
-"""One model that speaks, its tokenizer with a chat template, and a server of both for all tests that change neither.
+"""A model with readable outputs, a tokenizer with a chat template, and their server, for tests that change neither.
 
-Imported where they are used: the core tests run where no client of a server is installed.
+Imports are local because the core tests run without the packages of a server's clients.
 """
+
+import time
 
 import pytest
 from support import tiny
@@ -12,6 +14,16 @@ def model():
     from support.speaking import speaking_llama
 
     return speaking_llama()
+
+
+@pytest.fixture(scope="session")
+def slow():
+    """A model that is slow on every machine, so that long outputs take long."""
+    from support.speaking import speaking_llama
+
+    model = speaking_llama()
+    model.register_forward_pre_hook(lambda *args: time.sleep(0.004))
+    return model
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +43,7 @@ def server(model, tokenizer):
 
 @pytest.fixture
 def served(model, tmp_path, monkeypatch):
-    """Runs `serve` on the model's folder up to where it would listen; gives the result and what would be served."""
+    """Run `serve` on the model's folder until it would listen; return the arguments of the call that would serve."""
     from support.commandline import run
 
     made = []

@@ -1,4 +1,4 @@
-"""To which names a server answers, and TLS."""
+"""Accepted hosts and origins, API keys, and TLS."""
 
 import shutil
 import ssl
@@ -30,22 +30,22 @@ FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.
 FOREIGN += ["", "[::"]
 
 
-def test_names_of_this_machine_are_answered(server):
+def test_local_and_allowed_hosts_are_accepted(server):
     for name in LOCAL:
         assert status(server, host=name) == 200
         assert status(server, host="localhost", origin=f"http://{name}") == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/metrics", "/v1/models"])
-def test_no_other_name_is_answered(server, path):
+def test_foreign_hosts_and_origins_are_refused(server, path):
     for name in FOREIGN:
         assert status(server, path, host=name) == 403
         assert status(server, path, origin=f"https://{name}") == 403
     assert status(server, path, origin="null") == 403
 
 
-def test_api_keys(model):
-    """As OpenAI's clients send them or as Anthropic's do; where there are keys, any host name will do."""
+def test_each_key_opens_only_its_own_paths(model):
+    """Keys come in the header of OpenAI's or of Anthropic's clients; with keys, any host name is accepted."""
     settings = {"keys": keys("a", "metrics"), "isolation": "per-key"}
     with serving(model, tiny.tokenizer(), **settings) as server:
         for name in ("completions", "chat/completions", "responses", "messages", "token_recycling/steps"):
@@ -58,7 +58,7 @@ def test_api_keys(model):
         assert status(server, host="evil.example") == 200
 
 
-def test_an_address_that_others_reach_has_names_of_its_own():
+def test_host_is_not_checked_on_a_public_address():
     middleware = LocalNamesMiddleware(None)
     scope = {"type": "http", "headers": [(b"host", b"anything.example")]}
     assert middleware._foreign({**scope, "server": ("192.168.0.7", 8000)}) is None
@@ -76,7 +76,7 @@ def certificate(tmp_path_factory):
     return folder / "certificate.pem", folder / "key.pem"
 
 
-def test_tls_and_the_health_check_of_the_container(model, certificate):
+def test_tls_and_the_container_health_check(model, certificate):
     script = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
     assert f'"/usr/local/bin/{script.name}"' in script.with_name("Dockerfile").read_text()
     for tls in ({}, dict(zip(("tls_certificate", "tls_key"), certificate, strict=True))):
@@ -93,7 +93,7 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
                 assert found.returncode == closing
 
 
-def test_files_that_are_no_certificate(certificate, tmp_path):
+def test_invalid_certificate_files_are_refused(certificate, tmp_path):
     with pytest.raises(ValueError, match="got only one"):
         Settings(tls_certificate=certificate[0])
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
@@ -105,7 +105,7 @@ PAGE = "https://page.example"
 
 
 @pytest.mark.parametrize("origins", [(PAGE,), ("*",), ()])
-def test_web_pages_of_an_allowed_origin_use_the_server(model, origins):
+def test_cors_allows_only_configured_origins(model, origins):
     with serving(model, tiny.tokenizer(), allow_origins=origins) as server:
         wanted = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
         asked = {**wanted, "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}

@@ -1,4 +1,4 @@
-"""What clients send, as they send it, and words that they look for."""
+"""Requests exactly as clients send them, and error texts that clients match."""
 
 import json
 import time
@@ -27,7 +27,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("sent", "meant"), SAME)
-def test_what_clients_send_is_what_they_mean(server, sent, meant):
+def test_equivalent_requests_have_equal_outputs(server, sent, meant):
     ways = [{**GREEDY, **more} for more in (sent, meant)]
     for way, more in zip(ways, (sent, meant), strict=True):
         if "temperature" not in more and "top_p" in more:
@@ -38,7 +38,7 @@ def test_what_clients_send_is_what_they_mean(server, sent, meant):
     assert messages[0] == messages[1]
 
 
-def test_any_call_is_a_required_call(server):
+def test_tool_choice_any_equals_required(server):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     for choice in ("required", "any", {"type": "any"}):
         body = {"messages": MESSAGES, "tool_choice": choice}
@@ -50,8 +50,8 @@ def test_any_call_is_a_required_call(server):
 # Prompts
 
 
-def test_a_last_message_of_the_assistant_is_continued(server):
-    """By Anthropic's API as it is, by the others where the request says so."""
+def test_final_assistant_message_is_continued(server):
+    """Anthropic's API does so by default, the others on request."""
     begun = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "for index in"}]
     wanted = completion(server, prompt="user: import os\nassistant: for index in", **GREEDY).choices[0].text
     for content in ("for index in", [{"type": "text", "text": "for index"}, {"type": "text", "text": " in"}]):
@@ -77,7 +77,7 @@ def test_a_last_message_of_the_assistant_is_continued(server):
     assert counted == len(server.engine.loaded.tokenizer("user: import os\nassistant: for index in")["input_ids"])
 
 
-def test_documents_in_plain_text_are_text():
+def test_plain_text_documents_become_text():
     plain = {"type": "text", "media_type": "text/plain", "data": "The grass is green."}
     parts = {"type": "content", "content": [{"type": "text", "text": "The sky is blue."}]}
     found = {"type": "search_result", "source": "https://a", "title": "Sea", "content": parts["content"]}
@@ -90,8 +90,8 @@ def test_documents_in_plain_text_are_text():
     assert user.content == "Facts\nThe grass is green.\nThe sky is blue.\nSea\nThe sky is blue.\nWhich?"
 
 
-def test_a_prompt_may_be_scored_alone(server, tokenizer):
-    """As lm-eval does."""
+def test_prompt_is_scored_without_generation(server, tokenizer):
+    """lm-eval sends such requests."""
     body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2, "temperature": 0}
     answer = completion(server, **body)
     (choice,) = answer.choices
@@ -107,7 +107,7 @@ def test_a_prompt_may_be_scored_alone(server, tokenizer):
     assert several.usage.prompt_tokens == count + len(tokenizer("import os")["input_ids"])
 
 
-def test_special_tokens_are_added_to_a_prompt_as_asked(model):
+def test_add_special_tokens_applies_to_the_prompt(model):
     tokenizer = tiny.beginning_tokenizer()
     bare = len(tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
     with serving(model, tokenizer) as server:
@@ -128,22 +128,22 @@ def test_a_byte_order_mark_is_skipped(server):
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics"])
-def test_head_is_answered_as_get_without_a_body(server, path):
+def test_head_equals_get_without_a_body(server, path):
     got, head = http.get(f"{server.url}{path}"), http.head(f"{server.url}{path}")
     assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "//v1/models//tiny/"])
-def test_base_urls_may_end_with_a_slash(server, path):
-    """As in open-webui/open-webui#16749; a redirection would lose a body, or the TLS of a proxy."""
+def test_extra_slashes_in_paths_are_ignored(server, path):
+    """See open-webui/open-webui#16749; a redirect would lose the body, or the TLS of a proxy."""
     assert http.get(f"{server.url}{path}").json()["object"] in ("list", "model")
     answer = server.post("/v1//chat/completions/", {"messages": MESSAGES, **GREEDY})
     assert answer.json()["choices"][0]["message"]["content"] == chat(server, **GREEDY).choices[0].message.content
 
 
-def test_keys_are_checked_before_a_body_is_parsed(model, monkeypatch):
-    """A client without a key makes the server read nothing."""
+def test_keys_are_checked_before_a_body_is_parsed(model):
+    """The server parses nothing that a client without a key sends."""
     with serving(model, chatty(tiny.tokenizer()), keys=keys("a"), isolation="per-key") as server:
         for content in (b"{bad", b"[" * 1_900_000):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
@@ -158,7 +158,7 @@ def test_keys_are_checked_before_a_body_is_parsed(model, monkeypatch):
         assert server.post("/v1/completions", {"prompt": 5}, "secret-a").status_code == 400
 
 
-def test_a_template_is_rendered_once_for_a_request(server, tokenizer, monkeypatch):
+def test_chat_template_is_rendered_once_per_request(server, tokenizer, monkeypatch):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     body = {"messages": MESSAGES, "tools": tools, **GREEDY}
     chat(server, **body)

@@ -1,4 +1,4 @@
-"""The command `serve`: its options, what of them it refuses, and its end."""
+"""The command `serve`: its options, errors and shutdown."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import http, tiny
 from support.commandline import run
-from support.serving import matrix_path, serving
+from support.serving import matrix_path
 from support.speaking import chatty, speaking_llama
 
 from token_recycling.cli.commands.serve import _bound
@@ -34,12 +34,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
+def test_serve_answers_and_saves_the_matrix_on_sigterm(folder, tmp_path):
     code = "from token_recycling.cli.app import app; app()"
     options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
     options += ["--chat-template", folder / "template.jinja", "--isolation", "shared"]
     (tmp_path / "keys").write_text("# who may\nann:one\n\n")
-    (tmp_path / "keys").chmod(0o440)  # as LoadCredential of systemd has it
+    (tmp_path / "keys").chmod(0o440)  # as with systemd's LoadCredential
     environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
     environment["TOKEN_RECYCLING_API_KEY_FILE"] = str(tmp_path / "keys")
     command = [sys.executable, "-c", code, "serve", folder, *options]
@@ -63,16 +63,19 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
 
 
 OFFERED = {
-    "those that need no option": ([], list(DEFAULT_OFFERS)),
-    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS]),
-    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS)),
-    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"]),
+    "defaults": ([], list(DEFAULT_OFFERS)),
+    "the server's own drafter with its options": (
+        ["--drafter", "suffix:factor=2"],
+        ["suffix:factor=2", *DEFAULT_OFFERS],
+    ),
+    "an own drafter that needs files is left out": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS)),
+    "explicit offers": (["--offer", "published", "--offer", "plain"], ["published", "plain"]),
     "none": (["--offer", "none"], []),
 }
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_which_drafters_are_offered(served, tmp_path, name):
+def test_offered_drafters(served, tmp_path, name):
     options, specs = OFFERED[name]
     _, engine, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
     assert [one["spec"] for one in engine.pool.described()] == specs
@@ -89,21 +92,24 @@ def test_options_reach_the_server(served):
 
 
 REFUSED = {
-    "two keys without names": (["--api-key", "one", "--api-key", "two"], "default"),
+    "two unnamed keys": (["--api-key", "one", "--api-key", "two"], "default"),
     "two drafters": (["--drafter", "recycling", "--drafter", "suffix"], "--drafter"),
     "per-key without keys": (["--isolation", "per-key"], "API key"),
     "an unknown drafter": (["--drafter", "crystal"], "crystal"),
-    "an unknown drafter to offer": (["--offer", "marble"], "marble"),
-    "no such template": (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
-    "no such file of keys": (["--api-key-file", "nowhere.keys"], "nowhere.keys"),
-    "an address of another machine": (["--host", "192.0.2.1"], "192.0.2.1"),
-    "nothing to begin with": (["--isolation", "per-request", "--matrix", "nowhere.matrix"], "nowhere.matrix"),
-    "a timeout of nothing": (["--timeout", "0"], "--timeout"),
+    "an unknown offered drafter": (["--offer", "marble"], "marble"),
+    "a missing template": (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
+    "a missing key file": (["--api-key-file", "nowhere.keys"], "nowhere.keys"),
+    "the address of another machine": (["--host", "192.0.2.1"], "192.0.2.1"),
+    "a missing matrix with per-request isolation": (
+        ["--isolation", "per-request", "--matrix", "nowhere.matrix"],
+        "nowhere.matrix",
+    ),
+    "a zero timeout": (["--timeout", "0"], "--timeout"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_wrong_options_are_refused_in_one_line(folder, name):
+def test_invalid_options_are_refused_in_one_line(folder, name):
     options, word = REFUSED[name]
     result = run("serve", folder, "--port", 0, *options)
     assert result.exit_code == 2
@@ -111,8 +117,8 @@ def test_wrong_options_are_refused_in_one_line(folder, name):
     assert word in result.stderr.splitlines()[-1]
 
 
-def test_the_port_is_taken_at_once_and_listens_when_the_model_is_loaded():
-    """A health check is refused until then, rather than kept waiting; the address is checked before anything slow."""
+def test_port_is_bound_before_it_listens():
+    """Until the model is loaded, health checks are refused, not kept waiting; a bad address fails before slow work."""
     with contextlib.closing(_bound("127.0.0.1", 0)) as bound, socket.socket() as early, socket.socket() as late:
         address = bound.getsockname()
         assert early.connect_ex(address) == errno.ECONNREFUSED
@@ -122,15 +128,8 @@ def test_the_port_is_taken_at_once_and_listens_when_the_model_is_loaded():
             _bound(*address)
 
 
-def test_a_port_that_is_taken(folder):
-    with serving(speaking_llama(), tiny.tokenizer()) as server:
-        result = run("serve", folder, "--port", server.url.rsplit(":", 1)[1])
-    assert result.exit_code == 2
-    assert "cannot listen on" in result.stderr
-
-
 @pytest.mark.parametrize("name", ["Dockerfile", "token-recycling.service"])
-def test_every_option_that_deployments_name_exists(name):
+def test_deployment_files_use_existing_options(name):
     lines = (ROOT / "deploy" / name).read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#"))
     options = set(re.findall(r"--[a-z][a-z-]+", text[re.search('token-recycling serve|"serve"', text).start() :]))

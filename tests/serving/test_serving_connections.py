@@ -1,4 +1,4 @@
-"""The end of a server, and more connections than it takes."""
+"""Shutdown, and the limit on connections."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from token_recycling.serving.api import common
 from token_recycling.serving.engine import Job
 
 
-def test_more_connections_than_it_takes_get_503(model):
+def test_connections_beyond_the_limit_get_503(model):
     with serving(model, tiny.tokenizer(), max_connections=8) as server:
         opened = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(8)]
         try:
@@ -25,7 +25,7 @@ def test_more_connections_than_it_takes_get_503(model):
         assert http.get(f"{server.url}/health", timeout=5).status_code == 200
 
 
-def test_events_do_not_wait_for_the_receipt_of_those_before(model):
+def test_tcp_nodelay_is_set(model):
     with serving(model, tiny.tokenizer()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5):
         wait_for(lambda: server.server.server_state.connections)
         (connection,) = server.server.server_state.connections
@@ -33,8 +33,8 @@ def test_events_do_not_wait_for_the_receipt_of_those_before(model):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_client_that_reads_nothing_ends_its_stream(monkeypatch):
-    """With its generation, and without an error in the log."""
+def test_stream_ends_if_the_client_stops_reading(monkeypatch):
+    """Its generation is cancelled, and no error is raised."""
     monkeypatch.setattr(common, "_SEND_TIMEOUT", 0.05)
     sent, job = [], Job(new_drafter=lambda: None)
 
@@ -56,8 +56,8 @@ def test_a_client_that_reads_nothing_ends_its_stream(monkeypatch):
     assert job.cancelled
 
 
-def test_requests_finish_after_a_shutdown_has_begun(model):
-    """Meanwhile the server accepts connections: a load balancer learns from /health that it is to send no more."""
+def test_running_requests_finish_during_shutdown(model):
+    """Meanwhile the server accepts connections: /health tells a load balancer to send no more requests."""
     with serving(model, tiny.tokenizer(), grace=60) as server:
         asked = {"model": "tiny", "prompt": "a", "max_tokens": 600}
         stream = server.client().completions.create(**asked, stream=True)
@@ -74,7 +74,7 @@ def test_requests_finish_after_a_shutdown_has_begun(model):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_done_after_the_grace_period_is_an_error(model, stream):
+def test_requests_fail_after_the_grace_period(model, stream):
     with serving(model, tiny.tokenizer(), grace=0.1) as server, ThreadPoolExecutor() as pool:
         body = {"prompt": "a", "max_tokens": 4000, "stream": stream}
         answer = pool.submit(server.post, "/v1/completions", body)

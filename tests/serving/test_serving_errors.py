@@ -1,4 +1,4 @@
-"""What a request does wrong is said, with status 400; what fails in the server is in its log alone, with 500."""
+"""Client errors have status 400 and a precise message; server errors have status 500 and details only in the log."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ ASKED = {
     A: {"messages": MESSAGES, "max_tokens": 8},
     S: {"prompt": "import os"},
 }
-KINDS = {C: ValueError, H: TypeError, R: KeyError, A: RuntimeError, S: ValueError}
-WAYS = [(path, stream) for path in ASKED for stream in (False, True) if path != S or stream]
+ERRORS = {C: ValueError, H: TypeError, R: KeyError, A: RuntimeError, S: ValueError}
+REQUESTS = [(path, stream) for path in ASKED for stream in (False, True) if path != S or stream]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def server(model):
 
 
 def ask(server, path, stream, key=None, **more):
-    """The status and the text of an answer; that of a stream has begun with 200."""
+    """Return status and text of an answer; a stream always has status 200."""
     answer = server.post(path, {**ASKED[path], **({} if path == S else {"stream": stream}), **more}, key)
     assert answer.status_code == 200 or not stream
     server.wait_until_idle()
@@ -51,16 +51,16 @@ def post_raw(server, path, content, **headers):
     return http.post(f"{server.url}{path}", content=content, headers=headers, timeout=300)
 
 
-# Faults of the server
+# Server errors
 
 
 @pytest.mark.parametrize("seam", ["torch.nn.Linear.forward", "token_recycling.serving.api.common.config_of"])
-@pytest.mark.parametrize(("path", "stream"), WAYS)
-def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, stream, seam):
-    """While a request is prepared, and while it is generated."""
+@pytest.mark.parametrize(("path", "stream"), REQUESTS)
+def test_server_errors_are_detailed_only_in_the_log(server, monkeypatch, caplog, path, stream, seam):
+    """While a request is prepared, and while its output is generated."""
 
     def broken(*args, **kwargs):
-        raise KINDS[path]("zip() argument 2 of /srv/model")
+        raise ERRORS[path]("zip() argument 2 of /srv/model")
 
     with monkeypatch.context() as patch:
         patch.setattr(seam, broken)
@@ -73,23 +73,23 @@ def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, strea
     server.wait_until_idle()
 
 
-def test_what_fails_at_start_is_said(model, monkeypatch):
+def test_unsupported_generation_config_fails_the_warm_up(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "num_beams", 2)
     engine = Engine(Loaded(model, tiny.tokenizer()), Settings())
     with contextlib.closing(engine), pytest.raises(RuntimeError, match="num_beams"):
         asyncio.run(engine.warm_up())
 
 
-# Mistakes of a request
+# Client errors
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_one_mistake_has_one_code_and_param_everywhere(server, path):
+def test_error_code_and_param_are_the_same_on_every_path(server, path):
     field = next(iter(ASKED[path]))
     long = [{**MESSAGES[0], "content": "a" * (CONTEXT + 1)}] if field == "messages" else "a" * (CONTEXT + 1)
     error = server.post(path, {**ASKED[path], field: long}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-    # litellm and langchain look for these words, to raise their errors about context windows.
+    # litellm and langchain recognize context-length errors by these words.
     for words in ("prompt is too long", "model's maximum context length is", "shorten"):
         assert words in error["message"]
     kind = {"Content-Type": "application/json"}
@@ -100,7 +100,7 @@ def test_one_mistake_has_one_code_and_param_everywhere(server, path):
         assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_body", None), content[:9]
 
 
-def test_what_a_template_refuses_is_said(server, monkeypatch):
+def test_template_errors_are_reported(server, monkeypatch):
     monkeypatch.setattr(server.engine.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
     status, text = ask(server, H, False)
     assert (status, "must alternate" in text) == (400, True)
@@ -162,12 +162,12 @@ REFUSED = [
     (A, {"compaction": {"type": "summarize"}}, "compaction", "summary"),
     (A, {"max_tokens": None}, "max_tokens", ""),
     (S, {"messages": MESSAGES}, "prompt", "messages"),
-    # What is no JSON, or too deep for it
+    # Invalid or too deeply nested JSON
     (H, {"messages": [{"role": "user", "content": HALF}]}, None, ""),
     (C, {HALF: 1}, None, ""),
     (C, {"temperature": float("nan")}, None, ""),
     (H, {"metadata": {"x": DEEP}}, None, ""),
-    # How tokens are chosen
+    # Sampling
     (C, {"temperature": "hot"}, "temperature", 'must be a number, got "hot"'),
     (C, {"stop": 3}, "stop", "must be a string or a list, got 3"),
     (C, {"stop": ["a", 3]}, "stop.1", "must be a string, got 3"),
@@ -185,7 +185,7 @@ REFUSED = [
     (C, {"logprobs": 6}, "logprobs", "6"),
     (H, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
     (R, {"include": ["message.output_text.logprobs"]}, "include", "logprobs of /v1/chat/completions"),
-    # Numbers and ends
+    # Counts and limits
     (C, {"n": 0}, "n", "0"),
     (C, {"n": 129}, "n", "128"),
     (R, {"background": True}, "background", "omit it"),
@@ -247,7 +247,7 @@ REFUSED = [
     (C, {"structured_outputs": {"regex": "("}}, SO, "regex"),
     (C, {"structured_outputs": {"grammar": "{bad"}}, SO, "grammar"),
     (C, {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "[]"),
-    # No output, or none but the empty one, or none that is complete
+    # Grammars without a complete, non-empty output
     (C, schema(CYCLE), "response_format", ""),
     (C, {"structured_outputs": {"grammar": 'root ::= ""'}}, SO, ""),
     (C, {"structured_outputs": {"grammar": 'root ::= "x" a\na ::= a'}}, SO, ""),
@@ -255,19 +255,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "more", "param", "value"), REFUSED)
-def test_a_mistake_is_refused_by_field_and_value(server, path, more, param, value):
-    """Where the body itself cannot be read, no field is named."""
+def test_invalid_fields_are_refused_by_name_and_value(server, path, more, param, value):
+    """No field is named if the body cannot be parsed."""
     answer = post_raw(server, path, json.dumps({**ASKED[path], **more}), **{"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], answer.json()["type"]) == (400, "invalid_request_error", "error")
     assert error["param"] == param, error
     assert value in error["message"]
     assert len(error["message"]) <= 300
-    assert ".cc:" not in error["message"], "not the source lines of xgrammar"
+    assert ".cc:" not in error["message"], "no source lines of xgrammar"
     assert server.engine.running == 0
 
 
-OTHERS = [
+OTHER_ERRORS = [
     (C, {"prompt": "a", "model": "another"}, 404, "model_not_found"),
     ("/v1/models/other/model", None, 404, "model_not_found"),
     ("/v1/embeddings", {"input": "a"}, 400, "unsupported"),
@@ -277,8 +277,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "code"), OTHERS)
-def test_other_errors(server, path, body, status, code):
+@pytest.mark.parametrize(("path", "body", "status", "code"), OTHER_ERRORS)
+def test_status_and_code_of_other_errors(server, path, body, status, code):
     answer = http.get(f"{server.url}{path}") if body is None else server.post(path, body)
     error = answer.json()["error"]
     kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
@@ -296,34 +296,34 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("path", "body"), LIMITS)
-def test_limits_themselves_are_kept(server, path, body):
+def test_values_at_the_limits_are_accepted(server, path, body):
     status, text = ask(server, path, False, **{"max_tokens": 8, **body})
     assert status == 200, text
 
 
 @pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("Identity", 200)])
-def test_a_compressed_body_is_refused_by_its_encoding(server, encoding, status):
+def test_compressed_bodies_are_refused(server, encoding, status):
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
     answer = post_raw(server, H, json.dumps({**ASKED[H], "max_tokens": 1}), **headers)
     assert answer.status_code == status
     assert status == 200 or f'Content-Encoding "{encoding}"' in answer.json()["error"]["message"]
 
 
-def test_a_base_model_refuses_chats(model):
+def test_model_without_chat_template_refuses_chats(model):
     with serving(model, tiny.tokenizer()) as server:
         for path in (H, R, A):
             assert server.post(path, ASKED[path]).json()["error"]["code"] == "no_chat_template"
         assert server.complete().usage.completion_tokens == 8
 
 
-def test_a_model_without_a_token_to_end_a_text_has_no_forms(tokenizer):
+def test_model_without_eos_token_refuses_structured_outputs(tokenizer):
     with serving(speaking_llama(), tokenizer) as server:
         for _ in range(2):
             status, text = ask(server, C, False, response_format={"type": "json_object"})
             assert (status, "eos_token_id" in text) == (400, True)
 
 
-def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypatch):
+def test_tools_are_refused_with_old_transformers_releases(server, monkeypatch):
     monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
     for path, tools in ((H, HELD), (R, [{"type": "function", **HELD[0]["function"]}])):
         error = server.post(path, {**ASKED[path], "tools": tools}).json()["error"]

@@ -1,4 +1,4 @@
-"""Every field of OpenAI's and Anthropic's requests: honoured as it is defined there, ignored, or refused by name."""
+"""Every field of OpenAI's and Anthropic's requests: honored as defined there, ignored, or refused by name."""
 
 import itertools
 import pkgutil
@@ -31,8 +31,8 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, path):
-    """All fields of the official clients that are neither honoured nor refused, and one that nobody knows."""
+def test_other_fields_are_ignored_with_one_warning_each(server, caplog, monkeypatch, path):
+    """All fields of the official clients that are neither honored nor refused, and an unknown one."""
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     kind, body = ASKED[path]
     fields = pkgutil.resolve_name(CLIENTS[path]).__annotations__.keys()
@@ -52,7 +52,7 @@ def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, pa
     ],
     ids=["chat", "responses", "messages"],
 )
-def test_tools_of_another_type_are_skipped_with_a_warning(server, caplog, monkeypatch, path, body, tool, choice):
+def test_tools_of_unknown_types_are_skipped_with_a_warning(server, caplog, monkeypatch, path, body, tool, choice):
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     others = [{"type": "search_2099", "name": "search"}, {"type": "shell"}]
     answer = server.post(path, {**body, "tools": [others[0], tool, others[1]], "tool_choice": choice})
@@ -62,7 +62,7 @@ def test_tools_of_another_type_are_skipped_with_a_warning(server, caplog, monkey
 
 
 def test_names_of_ignored_fields_do_not_fill_the_log(server, caplog, monkeypatch):
-    """Clients choose them: they are escaped, cut, and limited in number."""
+    """Clients choose these names, so they are escaped, truncated and limited in number."""
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     names = ["line\nbreak", "x" * 5000, *(f"swing {number}" for number in range(1000))]
     completion(server, max_tokens=1, **dict.fromkeys(names, 1))
@@ -73,7 +73,7 @@ def test_names_of_ignored_fields_do_not_fill_the_log(server, caplog, monkeypatch
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_what_would_change_the_answer_is_refused_by_name(server, path):
+def test_unsupported_fields_are_refused_by_name(server, path):
     kind, body = ASKED[path]
     for name in kind.unsupported.keys() - kind.model_fields:
         answer = server.post(path, {**body, name: "anything"})
@@ -83,8 +83,8 @@ def test_what_would_change_the_answer_is_refused_by_name(server, path):
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_what_changes_nothing_is_taken(server, path):
-    """The values of unsupported fields that ask for nothing: the first of each at once, then the second, and so on."""
+def test_harmless_values_of_unsupported_fields_are_accepted(server, path):
+    """One request sends the first harmless value of every field, the next one the second values, and so on."""
     kind, body = ASKED[path]
     harmless = {name: (None, *kind.unsupported[name][1]) for name in kind.unsupported.keys() - kind.model_fields}
     for values in itertools.zip_longest(*harmless.values()):
@@ -92,11 +92,11 @@ def test_what_changes_nothing_is_taken(server, path):
         assert answer.status_code == 200, answer.text
 
 
-# Choosing tokens, against a loop of one's own
+# Changes of logits, compared with a loop written here
 
 
 def continued(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32, asked=None):
-    """Greedy text after a prompt of token ids, where `change(logits, answer, prompt)` changes the logits."""
+    """Return the greedy output after a prompt of token ids, with `change(logits, answer, prompt)` at every step."""
     asked, answer = asked or tokenizer(PROMPT)["input_ids"], []
     for _ in range(tokens):
         with torch.no_grad():
@@ -106,8 +106,8 @@ def continued(model, tokenizer, change=lambda logits, answer, asked: None, token
     return tokenizer.decode(answer)
 
 
-def penalised(frequency, presence):
-    """OpenAI's penalties: only for what the answer has, not for the prompt."""
+def penalized(frequency, presence):
+    """Return OpenAI's penalties, which count tokens of the answer, not of the prompt."""
 
     def change(logits, answer, asked):
         for token in set(answer):
@@ -128,9 +128,9 @@ def biased(logits, answer, asked):
 
 BIAS = dict.fromkeys(range(0, 100, 3), 3.0) | {7: -100.0}
 CHANGES = [
-    ({"frequency_penalty": 1.5}, penalised(1.5, 0)),
-    ({"presence_penalty": 2}, penalised(0, 2)),
-    ({"frequency_penalty": 0.3, "presence_penalty": -0.7}, penalised(0.3, -0.7)),
+    ({"frequency_penalty": 1.5}, penalized(1.5, 0)),
+    ({"presence_penalty": 2}, penalized(0, 2)),
+    ({"frequency_penalty": 0.3, "presence_penalty": -0.7}, penalized(0.3, -0.7)),
     ({"repetition_penalty": 1.3}, repeated),
     ({"logit_bias": {str(token): value for token, value in BIAS.items()}}, biased),
 ]
@@ -142,7 +142,7 @@ def unchanged(model, tokenizer):
 
 
 @pytest.mark.parametrize(("asked", "change"), CHANGES)
-def test_logits_are_changed_as_defined(server, model, tokenizer, unchanged, asked, change):
+def test_penalties_and_biases_change_logits_as_defined(server, model, tokenizer, unchanged, asked, change):
     wanted = continued(model, tokenizer, change)
     assert wanted != unchanged
     said = completion(server, temperature=0, max_tokens=32, **asked)
@@ -151,14 +151,14 @@ def test_logits_are_changed_as_defined(server, model, tokenizer, unchanged, aske
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_penalties_leave_the_last_tokens_of_the_prompt(server, model, tokenizer, length):
-    """Of a prompt that ends, or ends but for a token, with the token that the answer begins with."""
+def test_penalties_do_not_count_the_last_prompt_tokens(server, model, tokenizer, length):
+    """A token of the answer is the last or second-to-last token of the prompt."""
     first, second = tokenizer(continued(model, tokenizer, tokens=2))["input_ids"]
     asked = [*tokenizer(PROMPT)["input_ids"], *[first, second][: 1 + length]]
     said = tokenizer(continued(model, tokenizer, asked=asked))["input_ids"]
     for last in [*dict.fromkeys(said)][:5]:
         prompt = [*asked, last, *[second] * length]
-        wanted = continued(model, tokenizer, penalised(2, 0), asked=prompt, tokens=8)
+        wanted = continued(model, tokenizer, penalized(2, 0), asked=prompt, tokens=8)
         answer = completion(server, prompt=prompt, temperature=0, max_tokens=8, frequency_penalty=2)
         assert answer.choices[0].text == wanted
 
@@ -167,8 +167,8 @@ OFF = {"top_k": 0, "min_p": 0, "top_p": 1, "repetition_penalty": 1, "min_tokens"
 
 
 @pytest.mark.parametrize("off", [OFF, {**OFF, "top_k": -1}])
-def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, off):
-    """Each of them with a value that many take for none."""
+def test_requests_can_disable_the_models_sampling_settings(server, model, monkeypatch, off):
+    """Each setting has a neutral value, which is easily mistaken for a missing one."""
     own = model.generation_config
 
     def texts():
@@ -190,10 +190,10 @@ def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, 
             assert texts() == wanted, name
 
 
-# Several texts
+# Several prompts
 
 
-def test_prompts_may_be_several_and_token_ids(server, tokenizer):
+def test_several_prompts_as_strings_or_token_ids(server, tokenizer):
     prompts = [PROMPT, "import os"]
     wanted = [completion(server, prompt=prompt, temperature=0).choices[0].text for prompt in prompts]
     ids = tokenizer(prompts)["input_ids"]
@@ -210,7 +210,7 @@ def test_prompts_may_be_several_and_token_ids(server, tokenizer):
 
 
 def reference(model, ids):
-    """(length - 1, vocabulary): of each token after the first."""
+    """Return log-probabilities for every token after the first: (length - 1, vocabulary)."""
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].float(), dim=-1)
 
@@ -219,7 +219,7 @@ HARDER = {"temperature": 1.2, "top_p": 0.9, "repetition_penalty": 1.2}
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0}, HARDER])
-def test_log_probabilities_are_the_models_own(server, model, tokenizer, how):
+def test_log_probabilities_are_those_of_the_raw_logits(server, model, tokenizer, how):
     said = completion(server, max_tokens=24, logprobs=3, presence_penalty=0.5, seed=3, **how).choices[0]
     ids = tokenizer(PROMPT, return_tensors="pt")
     asked = ids["input_ids"].shape[1]
@@ -256,7 +256,7 @@ def test_log_probabilities_of_a_chat(server, model, tokenizer):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_streamed_log_probabilities_are_those_of_the_whole(server, stopped):
+def test_streamed_log_probabilities_equal_unstreamed_ones(server, stopped):
     asked = {"temperature": 1.0, "seed": 4, "max_tokens": 40, "logprobs": 1, "echo": True}
     if stopped:
         asked["stop"] = completion(server, **asked).choices[0].text[len(PROMPT) + 9 :][:2]
@@ -270,7 +270,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole(server, stopped):
     assert whole.logprobs.text_offset == sorted(whole.logprobs.text_offset)
 
 
-def test_an_echo_is_the_prompt_with_its_log_probabilities(server, model, tokenizer):
+def test_echo_includes_the_log_probabilities_of_the_prompt(server, model, tokenizer):
     prompt = "import os\n" * 60
     said = completion(server, prompt=prompt, max_tokens=4, temperature=0, echo=True, logprobs=0).choices[0]
     after = completion(server, prompt=prompt, max_tokens=4, temperature=0).choices[0].text
@@ -288,8 +288,8 @@ def test_an_echo_is_the_prompt_with_its_log_probabilities(server, model, tokeniz
         assert completion(server, **asked).choices[0].text.startswith(PROMPT)
 
 
-def test_the_bytes_of_tokens_are_those_of_the_text_within_characters_too(server, tokenizer):
-    """A token of random text is often a part of a character, and as often of none."""
+def test_token_bytes_join_to_the_text_even_within_characters(server, tokenizer):
+    """A token of random text is often part of a character, or invalid UTF-8."""
     said = chat(server, max_tokens=60, temperature=100, seed=2, logprobs=True, top_logprobs=3).choices[0]
     content = said.logprobs.content
     assert len(content) == 60

@@ -1,4 +1,4 @@
-"""Grammars that a stranger may send: bounded in time and memory, beside chats that go on and a server that answers."""
+"""Grammars of untrusted clients: their time and memory are bounded, and other requests are still answered."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "all"
 LAUGHS = "\n".join(f"r{number} ::= r{number + 1} r{number + 1} r{number + 1}" for number in range(25))
 BOMBS = {
     "recursion": {"json": {"$defs": {"node": NODE}, "$ref": "#/$defs/node"}},
-    "an enum": {"json": {"enum": [f"value {number * 7919 % 1_000_003}" for number in range(60_000)]}},
+    "large enum": {"json": {"enum": [f"value {number * 7919 % 1_000_003}" for number in range(60_000)]}},
     "repeats": {"regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"},
-    "masks that grow": {"regex": "(([a-z]{0,100}){0,100}){0,100}"},
+    "growing masks": {"regex": "(([a-z]{0,100}){0,100}){0,100}"},
     "properties": {"json": {"properties": {f"property_{number}": {"type": "string"} for number in range(1900)}}},
     "optional properties": {"json": {"properties": {f"p{number}": {"enum": ["x", number]} for number in range(300)}}},
     "doubled references": {"json": {"$ref": "#/$defs/d0", "$defs": {**PAIRS, "d30": {"type": "object"}}}},
-    "a product": {"json": {"allOf": [{"anyOf": [{"pattern": f"{a}{b}"} for a in "abcdefgh"]} for b in range(9)]}},
+    "product": {"json": {"allOf": [{"anyOf": [{"pattern": f"{a}{b}"} for a in "abcdefgh"]} for b in range(9)]}},
     "branches": {"json": {"oneOf": [{"properties": {"k": {"const": n}}, "required": ["k"]} for n in range(500)]}},
     "automata": {"regex": "(a|b)*a(a|b){20}"},
     "ambiguity": {"grammar": 'root ::= root root | "a" | root root root'},
     "ambiguity of Lark": {"grammar": "start: a\na: a a | a a a | /a/"},
-    "laughs": {"grammar": f"root ::= r0\n{LAUGHS}\nr25 ::= [a-b]"},
-    "no end": {"grammar": 'root ::= "a" root'},
+    "billion laughs": {"grammar": f"root ::= r0\n{LAUGHS}\nr25 ::= [a-b]"},
+    "without end": {"grammar": 'root ::= "a" root'},
     "conjunctions": {"grammar": "start: A\nA: " + " & ".join(f"/.*[a-z]{{{n},}}.*/" for n in range(1, 14))},
 }  # fmt: skip
 
@@ -45,8 +45,8 @@ def server(shipped):
 
 
 @pytest.mark.parametrize("name", thinned(BOMBS, 2))
-def test_a_bomb_is_refused_or_bounded_and_others_are_answered(server, name):
-    """Processor time of this process, which is the server too; nothing here depends on how busy the machine is."""
+def test_expensive_grammar_is_refused_or_bounded_while_others_are_answered(server, name):
+    """The limit is processor time of this process, which includes the server, so a busy machine does not matter."""
     body, answers = {"prompt": "a", "structured_outputs": BOMBS[name], "max_tokens": 60, "temperature": 0}, []
     before = time.process_time()
     asking = threading.Thread(
@@ -62,8 +62,8 @@ def test_a_bomb_is_refused_or_bounded_and_others_are_answered(server, name):
         assert len(answers[0].json()["error"]["message"]) < 1000
 
 
-def test_refused_requests_leave_nothing_behind(server):
-    """Neither the message nor the schema is kept, nor a traceback of it."""
+def test_refused_requests_leak_no_memory(server):
+    """Message, schema and traceback are freed."""
     process, sizes = psutil.Process(), []
     for turn in range(2):
         for number in range(50):
@@ -79,7 +79,7 @@ def test_refused_requests_leave_nothing_behind(server):
     assert sizes[1] - sizes[0] < 5_000_000
 
 
-def test_what_is_not_enforced_is_listed_in_a_header(server, caplog):
+def test_unenforced_keywords_are_listed_in_a_header(server, caplog):
     schema = {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "integer"}}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for stream in (False, True):
@@ -98,33 +98,33 @@ def test_what_is_not_enforced_is_listed_in_a_header(server, caplog):
     ("regex", "length", "open_places"),
     [("return index", 12, ()), ("retu(r|x)n a(b|c)", 9, (4, 8)), ("[ab]{6}", 6, range(6))],
 )
-def test_steps_say_which_tokens_had_no_choice_of_characters(server, regex, length, open_places):
-    """A token is forced by the character that it begins with, however many tokens begin with that."""
+def test_steps_mark_tokens_that_the_grammar_forces(server, regex, length, open_places):
+    """A token is forced if its first character is, even if several tokens start with that character."""
     events = server.steps(prompt="def f(a):\n    ", max_tokens=24, temperature=0, structured_outputs={"regex": regex})
     place = 0
     for step in (data for name, data in events if name == "step"):
         for text, forced in zip(step["texts"], step["forced"], strict=True):
-            if text:  # the end is a token without text
+            if text:  # the EOS token has no text
                 assert forced == (place not in open_places), (place, text)
             place += len(text)
     assert place == length
 
 
-def an_object(**properties):
+def closed_object(**properties):
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 WORD = {"type": "string", "pattern": "^[a-z]{1,3}$"}
 SCHEMAS = [
-    an_object(name=WORD, tags={"type": "array", "items": WORD, "minItems": 1, "maxItems": 3}),
-    an_object(count={"type": "integer", "minimum": 3, "maximum": 70}, unit={"enum": ["kg", "m", "s"]}),
-    an_object(place=an_object(city=WORD, open={"type": "boolean"}), note={"anyOf": [{"type": "null"}, WORD]}),
+    closed_object(name=WORD, tags={"type": "array", "items": WORD, "minItems": 1, "maxItems": 3}),
+    closed_object(count={"type": "integer", "minimum": 3, "maximum": 70}, unit={"enum": ["kg", "m", "s"]}),
+    closed_object(place=closed_object(city=WORD, open={"type": "boolean"}), note={"anyOf": [{"type": "null"}, WORD]}),
     {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 4},
 ]
 
 
-def test_strict_schemas_of_many_requests_at_once_are_those_of_each_alone(shipped):
-    """Equal and different schemas, whole and streamed, twice: with a drafter that has learned all of them, too."""
+def test_concurrent_strict_requests_equal_separate_requests(shipped):
+    """Equal and different schemas, whole and streamed; in the second round the drafter has learned all of them."""
 
     def asked(number):
         schema = {"name": "answer", "strict": True, "schema": SCHEMAS[number % len(SCHEMAS)]}

@@ -1,7 +1,7 @@
-"""What one user's texts tell another: nothing where drafters are kept apart, and something where they are shared.
+"""Leaks between users: none with separate drafters, some with a shared one.
 
-A secret is planted through one key. What another key sees of the server is compared, bit by bit, with what it sees of
-one where nothing was planted: every draft, and how many tokens every step brought.
+A secret is sent with one key. All that another key observes, every draft and the number of tokens of every step, is
+compared exactly with the same observations on a server that never received the secret.
 """
 
 import threading
@@ -25,8 +25,8 @@ SECRET = "import os\nfor index in range(10):\n"
 ASKED = {"prompt": SECRET, "max_tokens": 24, "temperature": 0}
 
 
-def seen(server, key=None, **more):
-    """All that a client sees of drafting: every step without its time, and the statistics without theirs."""
+def observed(server, key=None, **more):
+    """Return all that a client observes of drafting: every step and the statistics, without times."""
     (_, *steps, (name, end)) = server.steps(key, **{**ASKED, **more})
     assert name == "end"
     usage = end["usage"]["speculation"]
@@ -39,65 +39,65 @@ DRAFTERS = thinned(["recycling", "published:tree=chain:4", *OTHERS], kept=lambda
 
 
 @pytest.fixture
-def timeless(monkeypatch):
-    """What passes and drafting take is as given: trees that are to pay depend on nothing but tokens and logits."""
+def fixed_costs(monkeypatch):
+    """Fix the costs of forward passes and of drafting, so that tree sizes depend only on tokens and logits."""
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
     fix_work(monkeypatch)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter, timeless):
+def test_drafts_reveal_nothing_to_another_key(model, tokenizer, drafter, fixed_costs):
     settings = {"drafter": drafter, "keys": keys("a", "b"), "isolation": Isolation.per_key}
     drawn = {"temperature": 1.0, "seed": 3}
     with serving(model, tokenizer, **settings) as clean:
-        unplanted = [seen(clean, "secret-b"), seen(clean, "secret-b", **drawn)]
+        unplanted = [observed(clean, "secret-b"), observed(clean, "secret-b", **drawn)]
     with serving(model, tokenizer, **settings) as server, ThreadPoolExecutor(2) as pool:
         for _ in range(2):
-            for planted in [pool.submit(seen, server, "secret-a", **more) for more in ({}, drawn)]:
+            for planted in [pool.submit(observed, server, "secret-a", **more) for more in ({}, drawn)]:
                 planted.result()
-        assert [seen(server, "secret-b"), seen(server, "secret-b", **drawn)] == unplanted
+        assert [observed(server, "secret-b"), observed(server, "secret-b", **drawn)] == unplanted
 
 
-def test_no_request_sees_another_where_each_is_alone(model, tokenizer):
+def test_per_request_isolation_shares_nothing(model, tokenizer):
     with serving(model, tokenizer, isolation=Isolation.per_request) as server:
-        first = seen(server)
-        assert [seen(server) for _ in range(3)] == [first] * 3
+        first = observed(server)
+        assert [observed(server) for _ in range(3)] == [first] * 3
         assert server.metrics()["token_recycling_drafters"] == 0
 
 
-def test_a_shared_drafter_tells(model, tokenizer):
-    """The control: the comparison of the tests above finds what is shared."""
+def test_shared_drafter_leaks(model, tokenizer):
+    """Control: the comparison above detects a shared drafter."""
     settings = {"keys": keys("a", "b"), "isolation": Isolation.shared}
     with serving(model, tokenizer, **settings) as clean:
-        steps, counted = seen(clean, "secret-b")
+        steps, counted = observed(clean, "secret-b")
     with serving(model, tokenizer, **settings) as server:
-        seen(server, "secret-a")
-        told, more = seen(server, "secret-b")
+        observed(server, "secret-a")
+        told, more = observed(server, "secret-b")
     assert told != steps
     assert more["mat"] > counted["mat"]
 
 
-def test_the_request_that_warms_a_server_up_teaches_nobody(model, tokenizer, timeless, monkeypatch):
-    """Neither rows nor history: whatever it was, drafts of its own prompt are those of a new drafter."""
+def test_warm_up_request_is_not_learned(model, tokenizer, fixed_costs, monkeypatch):
+    """Neither rows nor history: drafts after this prompt do not depend on the warm-up prompt."""
     prompt, found = engine._WARM_UP, []
     for warming in (prompt, "for index in range(10):"):
         monkeypatch.setattr(engine, "_WARM_UP", warming)
         with serving(model, tokenizer) as server:
-            found.append(seen(server, prompt=prompt))
+            found.append(observed(server, prompt=prompt))
     assert found[0] == found[1]
 
 
 # Drafters, without a server
 
 
-def made(loaded, **more):
+def new_pool(loaded, **more):
     on_save = more.pop("on_save", lambda good: None)
     settings = {"drafter": "recycling:tree=8,orders=2", "isolation": "per-key", "keys": keys("a", "b"), **more}
     return DrafterPool(loaded, Settings(**settings), on_save)
 
 
 @pytest.fixture
-def both(model, tokenizer):
+def loaded_model(model, tokenizer):
     return Loaded(model, tokenizer)
 
 
@@ -118,13 +118,13 @@ def learned(drafter):
     return int(matrix_of(drafter).candidates[5, 0])
 
 
-def test_a_key_begins_with_the_base_and_is_kept_beside_it(both, tmp_path):
-    """Rows and history; neither the base nor its file ever changes."""
+def test_each_key_starts_from_the_base_matrix(loaded_model, tmp_path):
+    """Rows and history are kept per key; neither the base nor its file changes."""
     base, file = make_drafter("recycling:tree=8,orders=2"), matrix_path(tmp_path)
     learn(base, 7)
     history(base).extend([7, 8])
     base.matrix.save(file)
-    written, drafters = file.read_bytes(), made(both, matrix=file)
+    written, drafters = file.read_bytes(), new_pool(loaded_model, matrix=file)
     for name, token in (("a", 100), ("b", 200)):
         drafter = drafters.acquire(name)
         assert learned(drafter) == 7
@@ -140,17 +140,17 @@ def test_a_key_begins_with_the_base_and_is_kept_beside_it(both, tmp_path):
     assert (file.read_bytes(), [*tmp_path.iterdir()], len(drafters)) == (written, [file], 3)
 
 
-# The only source is the past: no rows are kept that another request would find, and no text of its own.
-PAST_ALONE = "recycling:tree=8,suffix=false,orders=1,k=1"
+# Drafts come only from the history: not from rows that other requests learned, nor from the request's own text.
+ONLY_HISTORY = "recycling:tree=8,suffix=false,orders=1,k=1"
 
 
 @pytest.mark.parametrize("isolation", Isolation)
-def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer, isolation, monkeypatch):
+def test_history_is_shared_only_as_far_as_isolation_allows(model, tokenizer, isolation, monkeypatch):
     monkeypatch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.learn", lambda *_, **__: None)
-    settings = {"drafter": PAST_ALONE, "keys": keys("a", "b"), "isolation": isolation}
+    settings = {"drafter": ONLY_HISTORY, "keys": keys("a", "b"), "isolation": isolation}
     with serving(model, tokenizer, **settings) as server:
-        own = [seen(server, "secret-a")[1]["drafted_tokens"] for _ in range(2)]
-        others = seen(server, "secret-b")[1]["drafted_tokens"]
+        own = [observed(server, "secret-a")[1]["drafted_tokens"] for _ in range(2)]
+        others = observed(server, "secret-b")[1]["drafted_tokens"]
     assert bool(own[1] > own[0]) == (isolation is not Isolation.per_request)
     assert bool(others > own[0]) == (isolation is Isolation.shared)
 
@@ -158,9 +158,9 @@ def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer
 SHARED = {"isolation": Isolation.shared}
 
 
-def test_a_failure_to_save_is_logged_and_tried_again(both, tmp_path, monkeypatch, caplog):
+def test_failed_save_is_logged_and_retried(loaded_model, tmp_path, monkeypatch, caplog):
     outcomes = []
-    drafters = made(both, **SHARED, matrix=matrix_path(tmp_path), on_save=outcomes.append)
+    drafters = new_pool(loaded_model, **SHARED, matrix=matrix_path(tmp_path), on_save=outcomes.append)
 
     def full(*args):
         raise OSError("no space left")
@@ -171,15 +171,15 @@ def test_a_failure_to_save_is_logged_and_tried_again(both, tmp_path, monkeypatch
         drafters.save()
     assert outcomes == [False]
     assert "no space left" in caplog.text
-    for _ in range(2):  # what did not change is not saved again
+    for _ in range(2):  # an unchanged matrix is not saved again
         drafters.save()
     assert outcomes == [False, True]
-    assert learned(made(both, **SHARED, matrix=matrix_path(tmp_path)).acquire("b")) == 9
+    assert learned(new_pool(loaded_model, **SHARED, matrix=matrix_path(tmp_path)).acquire("b")) == 9
 
 
-def test_what_is_learned_while_it_is_saved_is_saved_next_time(both, tmp_path, monkeypatch):
-    """It is copied where nobody learns; requests come and learn while it is written."""
-    drafters, usual = made(both, **SHARED, matrix=matrix_path(tmp_path)), NgramMatrix.save
+def test_learning_during_a_save_is_saved_next_time(loaded_model, tmp_path, monkeypatch):
+    """The matrix is copied between steps; requests learn while the copy is written."""
+    drafters, usual = new_pool(loaded_model, **SHARED, matrix=matrix_path(tmp_path)), NgramMatrix.save
     copies = []
 
     def between_steps(copied):
@@ -192,7 +192,7 @@ def test_what_is_learned_while_it_is_saved_is_saved_next_time(both, tmp_path, mo
         beside = threading.Thread(target=lambda: learn(drafters.acquire("a"), 11))
         beside.start()
         beside.join(5)
-        assert not beside.is_alive(), "nobody waits while a matrix is written"
+        assert not beside.is_alive(), "no request waits while a matrix is written"
         usual(matrix, *args)
 
     running = drafters.acquire("a")
@@ -202,20 +202,20 @@ def test_what_is_learned_while_it_is_saved_is_saved_next_time(both, tmp_path, mo
         drafters.save(True, between_steps)
     assert len(copies) == 1
     for token in (9, 11, 12):
-        assert learned(made(both, **SHARED, matrix=matrix_path(tmp_path)).acquire("a")) == token
+        assert learned(new_pool(loaded_model, **SHARED, matrix=matrix_path(tmp_path)).acquire("a")) == token
         if token == 11:
             learn(running, 12)  # by a request that began before the last save
         drafters.save(in_use=True)
 
 
-def test_what_is_wrong_is_said_at_start(both, tmp_path):
+def test_unusable_matrix_settings_are_refused(loaded_model, tmp_path):
     with pytest.raises(ValueError, match="no matrix file"):
-        made(both, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
+        new_pool(loaded_model, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
     with pytest.raises(ValueError, match="a drafter with a matrix"):
-        made(both, drafter="suffix", isolation="shared", matrix=matrix_path(tmp_path))
+        new_pool(loaded_model, drafter="suffix", isolation="shared", matrix=matrix_path(tmp_path))
     matrix_path(tmp_path).write_bytes(b"no matrix")
     with pytest.raises(ValueError, match=str(matrix_path(tmp_path))):
-        made(both, matrix=matrix_path(tmp_path))
+        new_pool(loaded_model, matrix=matrix_path(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -230,5 +230,5 @@ def test_what_is_wrong_is_said_at_start(both, tmp_path):
         ("0.0.0.0", True, Isolation.per_key),
     ],
 )
-def test_which_isolation_is_chosen(host, with_keys, isolation):
+def test_default_isolation(host, with_keys, isolation):
     assert Settings(host=host, keys=keys("a") if with_keys else ()).isolation is isolation

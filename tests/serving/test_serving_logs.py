@@ -1,4 +1,4 @@
-"""What the server logs: an event for every answer and generation, as lines of JSON, and nothing of what was said."""
+"""Server logs: one JSON line for every answer and generation, without any prompt or output text."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ def access(caplog):
         yield caplog
 
 
-def test_answers_and_generations_are_events_without_texts(access):
+def test_answers_and_generations_are_logged_without_texts(access):
     with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
         said = server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 12}, "secret-ann").json()
         assert server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 0}, "secret-bob").status_code == 400
@@ -40,7 +40,7 @@ def test_answers_and_generations_are_events_without_texts(access):
         assert word not in logged
 
 
-def test_seconds_are_counted_by_key_and_are_those_of_the_whole_stream(access):
+def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access):
     with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
         for user in ("ann", "ann", "bob"):
             asked = {"prompt": "for index in", "max_tokens": 200, "stream": True}
@@ -56,12 +56,12 @@ def test_seconds_are_counted_by_key_and_are_those_of_the_whole_stream(access):
     assert 0 < first < latency
     events = [record for record in access.records if record.fields.get("path") != "/metrics"]
     generated, answered = (record.fields for record in events[-2:])
-    behind = 199  # tokens behind that of the first pass, which verifies no draft where an answer is streamed
-    assert token == pytest.approx(generated["decode_seconds"] / behind, rel=0.01)
+    later_tokens = 199  # after the first pass, which verifies no draft when an answer is streamed
+    assert token == pytest.approx(generated["decode_seconds"] / later_tokens, rel=0.01)
     assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
 
 
-def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
+def test_json_lines_are_single_objects_with_tracebacks(capfd):
     root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
     before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
     try:
@@ -80,7 +80,7 @@ def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
     assert second["logger"] == "somebody.else"
 
 
-def test_unknown_paths_are_not_logged_as_they_came(access):
+def test_unknown_paths_are_logged_as_other(access):
     with serving(speaking_llama(), tiny.tokenizer()) as server:
         http.get(f"{server.url}/{SECRET.replace(' ', '-')}")
     assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]

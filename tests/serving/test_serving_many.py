@@ -1,7 +1,6 @@
-"""Many texts at once: each answer is the one that is given alone, and each request ends for itself."""
+"""Concurrent requests: each answer equals that of a single request, and each request ends independently."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -9,7 +8,7 @@ import pytest
 from support import architectures, tiny
 from support.openai_answers import completion, streamed_completion
 from support.serving import matrix_path, serving, wait_for
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty
 
 import token_recycling as tr
 from token_recycling.model.graphs.passes import CapturedPasses
@@ -26,15 +25,7 @@ def server(model):
         yield running
 
 
-@pytest.fixture(scope="module")
-def slow():
-    """One that takes its time on every machine, so that a long text is long."""
-    made = speaking_llama()
-    made.register_forward_pre_hook(lambda *args: time.sleep(0.002))
-    return made
-
-
-def at_once(*calls):
+def concurrently(*calls):
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(lambda call: call(), calls))
 
@@ -44,7 +35,7 @@ ASKED = {"prompt": "for index in", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def endings(server, tokenizer):
-    """Requests that end by length, by a stop string, by an id, and by the id that is the last token allowed, too."""
+    """Requests that end by length, by a stop string, by a stop id, and by a stop id exactly at the token limit."""
     (_, *steps, _) = server.steps(**ASKED)
     tokens = [token for _, data in steps for token in data["tokens"]]
     last = next(place for place in range(4, 24) if tokens[place] not in tokens[:place])
@@ -53,7 +44,7 @@ def endings(server, tokenizer):
 
 
 def answers(server, bodies):
-    """Each as a completion, a stream and steps have it: the text, why it ended, usage and scores."""
+    """Return text, finish reason, usage and scores of each request; completion, stream and steps must agree."""
     found = []
     for body in bodies:
         answer, parts = completion(server, **body, logprobs=0), streamed_completion(server, **body)
@@ -71,29 +62,27 @@ def answers(server, bodies):
     return found
 
 
-def drawn(server):
+def sampled(server):
     body = {"prompt": ["for index in", "import os"], "temperature": 1.2, "seed": 7, "n": 2, "max_tokens": 12}
     return [choice.text for choice in completion(server, **body).choices]
 
 
-def test_answers_are_the_same_however_they_are_decoded(server, model, tokenizer, endings, monkeypatch):
-    """Among others, alone, and by transformers' own loop, which calls streamers before criteria."""
-    together, texts = answers(server, endings), drawn(server)
+def test_answers_are_equal_batched_alone_and_by_transformers(server, model, tokenizer, endings, monkeypatch):
+    """transformers' own loop calls streamers before stopping criteria."""
+    together, texts = answers(server, endings), sampled(server)
     assert [reason for _, reason, *_ in together] == ["length", "stop", "stop", "stop"]
     assert len({*texts}) == 4
     wanted = [(*said, scores.expected) for *said, scores in together]
     with serving(model, tokenizer, concurrency=1) as alone:
         assert answers(alone, endings) == wanted
-        assert [drawn(alone), drawn(alone)] == [texts] * 2
+        assert [sampled(alone), sampled(alone)] == [texts] * 2
         why_not = "token_recycling.hf.call.GenerateCall.why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
         assert answers(alone, endings) == wanted
 
 
-def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeypatch):
-    """A client that goes, and one whose processor fails before all its outputs begin: the third says what it says
-    alone.
-    """
+def test_disconnects_and_failures_do_not_affect_other_requests(slow, monkeypatch):
+    """One client disconnects, one request fails before all its outputs begin; the third answer is not affected."""
 
     def failing(processor, ids, scores):
         if ids.shape[1] < 30:
@@ -115,7 +104,7 @@ def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeyp
             with pytest.raises(openai.InternalServerError):
                 server.complete(max_tokens=3500, temperature=0, presence_penalty=1, n=8)
 
-        *_, text = at_once(
+        *_, text = concurrently(
             leaves, fails, lambda: server.complete(prompt="import os\n", max_tokens=150, temperature=0).choices[0].text
         )
         assert text == wanted
@@ -125,7 +114,7 @@ def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeyp
         assert counted[f'token_recycling_generations_total{{outcome="{outcome}"}}'] == 1
 
 
-def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch):
+def test_batch_failure_fails_running_requests_but_not_the_next(model, monkeypatch):
     with serving(model, tiny.tokenizer(), concurrency=2) as server:
         target = server.engine.batch.target
 
@@ -138,11 +127,11 @@ def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(target, "forward", failing)
-            at_once(refused, refused)
+            concurrently(refused, refused)
         assert server.complete().usage.completion_tokens == 8
 
 
-def test_metrics_say_how_many_run_and_wait(slow):
+def test_metrics_count_running_and_waiting_sequences(slow):
     with serving(slow, tiny.tokenizer(), concurrency=2) as server:
         long = {"max_tokens": 3500, "temperature": 0, "stream": True}
         with server.complete(**long) as first, server.complete(**long) as second:
@@ -158,7 +147,7 @@ def test_metrics_say_how_many_run_and_wait(slow):
         assert server.metrics()["token_recycling_sequences_running"] == 0
 
 
-def test_keys_take_turns_and_what_was_given_up_takes_none():
+def test_worker_pool_alternates_keys_and_skips_cancelled_tasks():
     worker, order, held = WorkerPool(1), [], threading.Event()
     worker.submit(held.wait)
     wait_for(lambda: worker.running)
@@ -175,8 +164,8 @@ def test_keys_take_turns_and_what_was_given_up_takes_none():
         worker.submit(lambda: 1 // 0).result(5)
 
 
-def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
-    """A matrix is copied in the thread that decodes, and written in another."""
+def test_matrix_is_written_outside_the_decoding_thread(model, tmp_path, monkeypatch):
+    """The decoding thread copies a matrix, another thread writes it."""
     threads, copied = set(), set()
     save, copies = NgramMatrix.save, DrafterPool._copied
 
@@ -197,7 +186,7 @@ def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
         assert (copied, "decoding" in threads) == ({"decoding"}, False)
 
 
-def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
+def test_concurrency_is_refused_for_models_without_batching():
     model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="one sequence"):
         create_app(model, tiny.tokenizer(), concurrency=2)
@@ -206,8 +195,8 @@ def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_server_makes_captured_passes(model, tokenizer, server, monkeypatch, concurrency):
-    """Whatever a request asks for; a model for which they do not hold is refused."""
+def test_fast_server_uses_captured_passes(model, tokenizer, server, monkeypatch, concurrency):
+    """For every kind of request; models that do not support them are refused."""
     captured, forward = [], CapturedPasses.forward
     monkeypatch.setattr(CapturedPasses, "forward", lambda *arguments: captured.append(1) or forward(*arguments))
     asked = [{"prompt": "for index in"}, {"prompt": "import os\nimport", "logit_bias": {"5": -100}}]

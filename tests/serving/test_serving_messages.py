@@ -1,4 +1,4 @@
-"""Anthropic's API: the same chat, in content blocks."""
+"""Anthropic's API: chats in content blocks."""
 
 import pytest
 
@@ -9,22 +9,22 @@ MESSAGES = [{"role": "user", "content": "import os"}]
 ASKED = {"model": "tiny", "max_tokens": 12, "messages": MESSAGES, "temperature": 0}
 
 
-def test_a_stop_sequence_is_named(server):
+def test_answer_names_its_stop_sequence(server):
     text = server.post("/v1/messages", ASKED).json()["content"][0]["text"]
     answer = server.post("/v1/messages", {**ASKED, "stop_sequences": ["never said", text[4:7]]}).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", text[4:7])
     assert answer["content"][0]["text"] == text[: text.index(text[4:7])]
 
 
-def test_tokens_are_counted_as_they_are_read(server):
+def test_count_tokens_equals_usage(server):
     body = {"messages": MESSAGES, "system": "Be brief."}
     counted = server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
     usage = server.post("/v1/messages", {**body, "max_tokens": 1}).json()["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
-def test_what_claude_code_sends_is_a_chat():
-    """Hints, system blocks, calls with their results, and tools that Anthropic runs."""
+def test_claude_code_request_becomes_a_chat():
+    """Hints, system blocks, calls with their results, and server-side tools."""
     called = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
     thought = {"type": "thinking", "thinking": "well", "signature": ""}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "README.md"}]}
@@ -67,12 +67,12 @@ def test_what_claude_code_sends_is_a_chat():
     ("choice", "mode"),
     [({"type": "any"}, "required"), ({"type": "tool", "name": "a"}, "named"), ({"type": "none"}, "none")],
 )
-def test_tools_are_chosen_as_anthropic_defines_it(choice, mode):
+def test_tool_choice_of_anthropic(choice, mode):
     body = {**ASKED, "tools": [{"name": "a", "input_schema": {}}], "tool_choice": choice}
     assert MessagesRequest.model_validate(body).as_chat().tool_mode == mode
 
 
-def test_what_a_chat_cannot_say_of_tools_is_ignored_with_a_warning(caplog, monkeypatch):
+def test_tool_fields_without_chat_equivalent_are_ignored_with_a_warning(caplog, monkeypatch):
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     used = {"type": "tool_use", "id": "t1", "name": "a", "input": {}}
     failed = {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": True}
@@ -84,7 +84,7 @@ def test_what_a_chat_cannot_say_of_tools_is_ignored_with_a_warning(caplog, monke
     assert sorted(record.args[0] for record in caplog.records) == ["defer_loading", "is_error"]
 
 
-def test_a_schema_may_be_asked_for():
+def test_output_config_sets_the_schema():
     schema = {"type": "object", "properties": {"at": {"type": "integer"}}}
     body = {**ASKED, "output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}}
     assert MessagesRequest.model_validate(body).as_chat().constraint == (

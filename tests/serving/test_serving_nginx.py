@@ -1,6 +1,6 @@
-"""Requests that a proxy on the same machine forwards, as nginx sends them and with a real one: they are isolated.
+"""Requests forwarded by a proxy on the same machine are isolated: simulated ones, and those of a real nginx.
 
-By default nginx replaces Host by the address of the server behind it, so that clients of the internet look local.
+By default nginx replaces Host with the address of the upstream server, so that remote clients look local.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ server {
     location / { proxy_pass http://127.0.0.1:{behind}; proxy_buffering off; {more} }
 }
 """
-WAYS = {
-    "as nginx does by default": "",
-    "with a name": "proxy_set_header Host example.org;",
-    "as its documentation says": "proxy_http_version 1.1; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;",
+HEADERS = {
+    "defaults of nginx": "",
+    "host name": "proxy_set_header Host example.org;",
+    "as documented by nginx": "proxy_http_version 1.1; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;",
 }
 ASKED = {"prompt": "import os\nfor index in range(10):\n", "max_tokens": 40, "temperature": 0}
 
@@ -111,7 +111,7 @@ def usage(url, **more):
 
 
 def assert_isolated(server, forwarded):
-    """That `forwarded()`, the usage of a request behind a proxy, shares nothing with those of this machine."""
+    """Assert that a proxied request, whose usage `forwarded()` returns, shares nothing with local requests."""
     first = forwarded()
     usage(server.url)
     learned = usage(server.url)
@@ -122,11 +122,11 @@ def assert_isolated(server, forwarded):
     assert again["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_nginx_forwards_is_isolated(model, tokenizer, tmp_path, way):
+@pytest.mark.parametrize("headers", HEADERS)
+def test_requests_through_nginx_are_isolated(model, tokenizer, tmp_path, headers):
     with (
         serving(model, tokenizer, allow_hosts=("example.org",)) as server,
-        nginx(tmp_path, server.port, WAYS[way]) as url,
+        nginx(tmp_path, server.port, HEADERS[headers]) as url,
     ):
         assert_isolated(server, lambda: usage(url))
 
@@ -134,8 +134,8 @@ def test_what_nginx_forwards_is_isolated(model, tokenizer, tmp_path, way):
 @pytest.mark.parametrize(
     "line", ["1.0\r\nHost: 127.0.0.1", "1.1\r\nHost: example.org", "1.1\r\nHost: localhost\r\nX-Forwarded-For: ::1"]
 )
-def test_what_is_sent_as_nginx_sends_it_is_isolated(model, tokenizer, line):
-    """By default it speaks HTTP/1.0."""
+def test_requests_with_headers_of_nginx_are_isolated(model, tokenizer, line):
+    """nginx speaks HTTP/1.0 by default."""
     body = json.dumps(ASKED)
     head = f"POST /v1/completions HTTP/{line}\r\nContent-Type: application/json\r\nConnection: close"
     with serving(model, tokenizer, allow_hosts=("example.org",)) as server:
@@ -149,14 +149,14 @@ def test_what_is_sent_as_nginx_sends_it_is_isolated(model, tokenizer, line):
         assert_isolated(server, forwarded)
 
 
-def test_an_operator_may_share_all_the_same(model, tokenizer, tmp_path):
+def test_shared_isolation_includes_forwarded_requests(model, tokenizer, tmp_path):
     with serving(model, tokenizer, isolation="shared") as server, nginx(tmp_path, server.port, "") as url:
         first, again = usage(url), usage(url)
         assert again["speculation"]["steps"] < first["speculation"]["steps"]
 
 
 @pytest.mark.parametrize("name", ["forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip", "via"])
-def test_headers_of_proxies_make_a_request_non_local(name):
+def test_proxy_headers_make_a_request_non_local(name):
     scope = {"headers": [(b"host", b"127.0.0.1:8000")], "http_version": "1.1"}
     assert is_local(scope)
     assert not is_local({**scope, "headers": [*scope["headers"], (name.encode(), b"x")]})

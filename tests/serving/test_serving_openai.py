@@ -1,4 +1,4 @@
-"""The official client against the server: what it asks for it gets, and the text is the model's own."""
+"""Requests of the official OpenAI client and of agents."""
 
 import time
 
@@ -27,12 +27,12 @@ def complete(client, prompt=PROMPT, **more):
     return client.completions.create(**{"model": "tiny", "prompt": prompt, "max_tokens": 24, **more})
 
 
-def test_without_a_seed_texts_differ(client):
+def test_outputs_without_a_seed_differ(client):
     for sampled in ({"temperature": 1.5}, {"top_p": 0.99}):
         assert len({complete(client, **sampled).choices[0].text for _ in range(3)}) > 1
 
 
-def test_an_answer_without_a_limit_ends_where_the_context_does(client, server):
+def test_unlimited_answer_ends_at_the_context_length(client, server):
     prompt = server.engine.loaded.tokenizer.decode([5]) * (CONTEXT - 40)
     for limit in (1000, -1):  # as in langchain-ai/langchain#10822
         answer = complete(client, prompt, max_tokens=limit)
@@ -40,7 +40,7 @@ def test_an_answer_without_a_limit_ends_where_the_context_does(client, server):
         assert answer.choices[0].finish_reason == "length"
 
 
-def test_every_name_of_the_model_is_listed_and_answered(model):
+def test_model_aliases_are_listed_and_answered(model):
     with serving(model, tiny.tokenizer(), aliases=("two/three",)) as server:
         client = server.client()
         assert [one.id for one in client.models.list()] == ["tiny", "two/three"]
@@ -48,8 +48,8 @@ def test_every_name_of_the_model_is_listed_and_answered(model):
         assert client.completions.create(model="two/three", prompt="a", max_tokens=1).model == "tiny"
 
 
-def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
-    """While a prompt is read; the official client passes over them."""
+def test_idle_stream_sends_keep_alive_comments(model, tokenizer, monkeypatch):
+    """They are sent while a prompt is read; the official client ignores them."""
     read = Target.read
     monkeypatch.setattr(common, "_PING", 0.02)
     with serving(model, tokenizer) as server:
@@ -59,7 +59,7 @@ def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_an_effort_is_for_templates_that_read_it(server, model):
+def test_reasoning_effort_reaches_templates_that_read_it(server, model):
     assert (
         chat(server, temperature=0, max_tokens=24, reasoning_effort="high").choices
         == chat(server, temperature=0, max_tokens=24).choices
@@ -88,13 +88,13 @@ def test_an_effort_is_for_templates_that_read_it(server, model):
         ([{"role": "assistant", "content": "Yes.", "refusal": None}], "assistant: Yes.\n"),
     ],
 )
-def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):
+def test_variants_of_messages_are_rendered(tokenizer, messages, shown):
     body = ChatRequest.model_validate({"messages": messages})
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
 def refusing(condition):
-    """A template that refuses a conversation with a message of that kind."""
+    """Return a template that refuses messages for which the condition holds."""
     refusal = f"{{% if {condition} %}}{{{{ raise_exception('refused') }}}}{{% endif %}}"
     return f"{{% for m in messages %}}{refusal}{{% endfor %}}{TEMPLATE}"
 
@@ -117,14 +117,14 @@ ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content":
         (IN_TURNS, [RULES, ASKED, SAID, ASKED], "user: A\n\nq\nassistant: a\nuser: q\n"),  # vllm#2080
     ],
 )
-def test_a_conversation_that_a_template_refuses_is_put_in_turns(template, messages, shown):
+def test_conversation_refused_by_the_template_is_merged_into_turns(template, messages, shown):
     tokenizer = chatty(tiny.tokenizer())
     tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages})
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
-def test_a_call_from_before_there_were_tools_is_one_of_a_tool():
+def test_legacy_function_calls_become_tool_calls():
     called = {"name": "look", "arguments": '{"at": 1}'}
     messages = [
         {"role": "assistant", "content": None, "function_call": called},
@@ -154,14 +154,14 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
         ({"parallel_tool_calls": False}, None, None),
     ],
 )
-def test_tools_are_chosen_as_openai_defines_it(more, shown, held):
+def test_tool_choice_of_openai(more, shown, held):
     body = ChatRequest.model_validate({"messages": MESSAGES, **more})
     names = body.shown_tools and [tool["function"]["name"] for tool in body.shown_tools]
     assert (names, body.constrained_by) == (shown, held)
 
 
-def test_what_codex_sends_is_a_chat():
-    """Fields, tools and items as Codex's client has them (codex-rs/core/src/client_common.rs)."""
+def test_codex_request_becomes_a_chat():
+    """Fields, tools and items of Codex's client (codex-rs/core/src/client_common.rs)."""
     called = {"type": "function_call", "name": "shell", "arguments": '{"command": ["ls"]}', "call_id": "c1"}
     given = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
@@ -185,7 +185,7 @@ def test_what_codex_sends_is_a_chat():
     assert (chat.reasoning_effort, chat.constraint, chat.stream) == ("high", None, True)
 
 
-def test_a_response_repeats_its_request(client):
+def test_response_repeats_its_request(client):
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}]
     asked = {"tools": tools, "tool_choice": "none", "parallel_tool_calls": True, "instructions": "Be brief."}
     answer = client.responses.create(model="tiny", input="a", max_output_tokens=3, temperature=0.5, **asked)
@@ -204,8 +204,8 @@ REQUIRED = (
 
 
 @pytest.mark.parametrize(("sent", "stated"), [({}, (1, 1)), ({"temperature": 0}, (0, 1)), ({"top_p": 0.5}, (1, 0.5))])
-def test_a_response_has_what_open_responses_requires(server, model, monkeypatch, sent, stated):
-    """Numbers are those that hold where the request has none."""
+def test_response_has_all_fields_that_open_responses_requires(server, model, monkeypatch, sent, stated):
+    """Settings that the request omits have their effective values."""
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     answer = server.post("/v1/responses", {"input": "a", "max_output_tokens": 3, **sent}).json()
     assert {*REQUIRED.split()} <= answer.keys()

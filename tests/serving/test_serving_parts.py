@@ -1,4 +1,4 @@
-"""The parts of the server that need none: keys, stop strings, and whether the extra is installed."""
+"""Server components without a server: keys, settings, stop strings, templates, and the optional extra."""
 
 import contextlib
 import importlib.util
@@ -47,8 +47,8 @@ UNSENDABLE = ("schl\u00fcssel", "\N{SNOWMAN}", " one", "one\ttwo", "one\x00two")
 
 
 @pytest.mark.parametrize("text", [*NAMELESS, *(f"ann:{secret}" for secret in UNSENDABLE)])
-def test_keys_that_cannot_be_are_refused_without_repeating_them(text):
-    """Without a name, or with what no client can send."""
+def test_invalid_keys_are_refused_without_repeating_them(text):
+    """Keys without a name, or with characters that no client can send."""
     with pytest.raises(ValueError, match="API key") as caught:
         parse_key(text)
     assert not any(secret in str(caught.value) for secret in ("secret", *UNSENDABLE))
@@ -64,8 +64,8 @@ def test_keys_must_differ(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 @pytest.mark.parametrize("mode", [0o600, 0o440])
-def test_a_key_file_that_others_can_read_causes_a_warning(tmp_path, caplog, mode):
-    """Credentials of systemd, secrets of Docker and of Kubernetes have these modes, and the server must start."""
+def test_key_file_readable_by_others_causes_a_warning(tmp_path, caplog, mode):
+    """systemd credentials and secrets of Docker and Kubernetes have these modes, so the server must still start."""
     file = tmp_path / "keys"
     file.write_text("ann:hidden\n")
     file.chmod(mode)
@@ -75,9 +75,9 @@ def test_a_key_file_that_others_can_read_causes_a_warning(tmp_path, caplog, mode
 
 
 @given(st.lists(TEXTS, max_size=8), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))
-def test_a_text_in_pieces_is_cut_where_the_whole_text_is(pieces, stops):
+def test_stop_trimmer_cuts_pieces_where_it_cuts_the_whole_text(pieces, stops):
     whole = "".join(pieces)
-    # The first stop string that is complete ends the text, as it did the generation.
+    # The stop string that is complete first ends the text, as it ended the generation.
     ends = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in stops if stop in whole]
     text = StopTrimmer(stops)
     shown = "".join(map(text.push, pieces))
@@ -91,14 +91,14 @@ def test_a_text_in_pieces_is_cut_where_the_whole_text_is(pieces, stops):
         assert len(shown) <= min(start for _, start in ends)
 
 
-def test_pieces_do_not_wait_longer_than_they_must():
+def test_stop_trimmer_holds_back_no_more_than_needed():
     text = StopTrimmer(["\n\n"])
     assert [text.push(piece) for piece in ("one", "\n", "two\n", "\nthree", "four")] == ["one", "", "\ntwo", "", ""]
     assert text.flush() == ""
 
 
 class Letters:
-    """A tokenizer of letters, two of whose tokens are special."""
+    """A tokenizer of letters with two special tokens."""
 
     def decode(self, tokens, **_):
         return "".join("" if token in (0, 5) else chr(ord("a") + token) for token in tokens)
@@ -106,8 +106,8 @@ class Letters:
 
 @pytest.mark.parametrize("limit", [4, 9])
 @pytest.mark.parametrize(("ends", "last"), [(0, 0), (5, 5), ([0, 5], 0), ([5, 0], 5), (5, 0), (None, 0)], ids=str)
-def test_an_output_ends_with_an_end_of_any_id(ends, last, limit):
-    """Which is not shown, nor scored, and not cut off where it is the last token allowed."""
+def test_output_ends_at_any_eos_token(ends, last, limit):
+    """The EOS token is neither shown nor scored, and ends the output even at the token limit."""
     output = Output(Letters(), GenerationConfig(eos_token_id=ends, max_new_tokens=limit))
     answer = whole([*(output.push([ScoredToken(token, -1.0)]) for token in (7, 8, 9, last)), output.end()])
     ended = last in (ends if isinstance(ends, list) else [ends])
@@ -118,7 +118,7 @@ def test_an_output_ends_with_an_end_of_any_id(ends, last, limit):
 
 
 class MarkedLetters:
-    """A tokenizer of two letters and of a special token."""
+    """A tokenizer of two letters and a special token."""
 
     def decode(self, tokens, skip_special_tokens, **_):
         return "".join("ab*"[token] for token in tokens if token < 2 or not skip_special_tokens)
@@ -127,8 +127,8 @@ class MarkedLetters:
 @given(
     st.lists(st.integers(0, 2), max_size=8), st.lists(st.text("ab*", min_size=1, max_size=3), min_size=1, max_size=2)
 )
-def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens, stops):
-    """With the token that completes it, be it the last one allowed; special tokens are written and not shown."""
+def test_stop_string_with_or_without_special_tokens_ends_the_output(tokens, stops):
+    """It ends with the token that completes the stop string, even at the token limit."""
     config = GenerationConfig(eos_token_id=None, stop_strings=stops, max_new_tokens=max(1, len(tokens)))
     output, deltas, text = Output(MarkedLetters(), config), [], ""
     for token in tokens:
@@ -144,7 +144,7 @@ def test_a_stop_string_in_the_text_as_written_or_as_shown_ends_the_output(tokens
 
 
 @torch.no_grad()
-def test_every_token_of_a_prompt_is_scored_whatever_pieces_it_is_read_in(monkeypatch):
+def test_prompt_scores_do_not_depend_on_chunks(monkeypatch):
     model, top = tiny.llama(), 3
     monkeypatch.setattr(generation, "_CHUNK", 4)
     for length in range(1, 11):
@@ -158,7 +158,7 @@ def test_every_token_of_a_prompt_is_scored_whatever_pieces_it_is_read_in(monkeyp
             assert [one for one, _ in token.top] == row.topk(top).indices.tolist()
 
 
-def test_without_the_extra_it_is_named(monkeypatch):
+def test_missing_extra_is_named(monkeypatch):
     serving.check_installed()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"serving needs the extra 'serving', got no fastapi, .*pip install"):
@@ -171,7 +171,7 @@ WRONG = [{name: 0} for name in ("max_prompt_tokens", "max_new_tokens", "max_requ
 @pytest.mark.parametrize(
     "settings", [*WRONG, {"port": 65_536}, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}]
 )
-def test_settings_that_do_not_fit(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
         Settings(keys=parse_keys(["metrics:one"]), **settings)
 
@@ -186,7 +186,7 @@ def test_settings_that_do_not_fit(settings):
         ("{% if false %}a{% endif %}", "no token"),
     ],
 )
-def test_a_broken_template_is_found_at_start(template, said):
+def test_broken_template_is_refused_at_start(template, said):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
     if said is None:
@@ -197,7 +197,7 @@ def test_a_broken_template_is_found_at_start(template, said):
     assert "--chat-template" in str(caught.value)
 
 
-def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
+def test_default_output_length_is_the_context_length():
     model = architectures.model_of(architectures.named("mpt"))
     del model.config.max_position_embeddings
     with contextlib.closing(Engine(Loaded(model, tiny.tokenizer()), Settings())) as engine:
@@ -205,16 +205,16 @@ def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
 
 
 @pytest.mark.parametrize("field", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"min_p": 0.0}], ids=str)
-def test_a_greedy_request_sets_no_flag_of_sampling(field):
-    """transformers would warn of it in the log of the server."""
+def test_greedy_request_sets_no_sampling_options(field):
+    """transformers would log a warning about them."""
     with contextlib.closing(Engine(Loaded(tiny.llama(), tiny.tokenizer()), Settings())) as engine:
         config_of(Request(temperature=0, **field), engine).validate(strict=True)
         config = config_of(Request(temperature=1, **field), engine)
     assert {name: getattr(config, name) for name in field} == field
 
 
-def test_an_event_is_one_line_of_data_to_clients_that_know_more_ends_of_lines():
-    """As to those of modelcontextprotocol/python-sdk#1356, which read with httpx's `iter_lines`."""
+def test_event_data_has_no_line_separators():
+    """See modelcontextprotocol/python-sdk#1356: httpx's `iter_lines` splits at more characters than line feeds."""
     said = {"text": "".join(map(chr, range(0x3000))) + "\U0001f600"}
     name, data, *rest = written("delta", said).decode().splitlines()
     assert (name, rest) == ("event: delta", [""])

@@ -1,4 +1,4 @@
-"""The playground without a browser: its files and headers, what it is told, and the drafters that it may choose."""
+"""The playground without a browser: files, headers, configuration, and the drafters that a request may choose."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def server(model):
         yield running
 
 
-def test_only_its_files_are_served_with_headers_that_keep_all_else_out(server):
+def test_only_playground_files_are_served_with_strict_headers(server):
     for name in ("", *FILES):
         answer = http.get(f"{server.url}/{name and 'playground/'}{name}")
         assert answer.status_code == 200
@@ -34,7 +34,7 @@ def test_only_its_files_are_served_with_headers_that_keep_all_else_out(server):
         assert (answer.status_code, "error" in answer.json()) == (404, True)
 
 
-def test_the_page_is_told_what_there_is_only_with_a_key(server, model):
+def test_about_requires_a_key(server, model):
     about = http.get(f"{server.url}/v1/token_recycling/about").json()
     assert about["max_new_tokens"] == model.config.max_position_embeddings
     assert (about["chat"], about["isolation"], about["drafter_name"]) == (False, "shared", "recycling")
@@ -48,17 +48,17 @@ def test_the_page_is_told_what_there_is_only_with_a_key(server, model):
     assert [one["spec"] for one in about["drafters"]] == list(DEFAULT_OFFERS)
 
 
-# Drafters that a request names
+# Drafters chosen by a request
 
 
 def drafted(server, **body):
-    """The number of nodes drafted at each step."""
+    """Return the number of nodes drafted at each step."""
     events = server.steps(prompt="for index in", max_tokens=40, temperature=0, **body)
     return [len(data["draft"]["tokens"]) - 1 for name, data in events if name == "step"]
 
 
-def test_a_drafter_that_is_offered_has_learned_nothing(server):
-    """And so has the server's own, if asked for."""
+def test_offered_drafters_start_untrained(server):
+    """So does the server's own drafter as `untrained`."""
     for drafter in ("recycling:tree=4", "untrained"):
         first = drafted(server, drafter=drafter)
         drafted(server)
@@ -70,7 +70,7 @@ REFUSED = ["suffix", "recycling", "recycling:tree=4,k=3", "recycling:tree=/etc/p
 
 
 @pytest.mark.parametrize("drafter", REFUSED)
-def test_what_cannot_be_chosen_is_refused(server, drafter):
+def test_drafters_that_are_not_offered_are_refused(server, drafter):
     answer = server.post("/v1/token_recycling/steps", {"prompt": "a", "max_tokens": 2, "drafter": drafter})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (

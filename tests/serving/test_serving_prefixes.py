@@ -1,4 +1,4 @@
-"""What the server keeps between requests: texts are those of a cold cache, and every key has its own."""
+"""Prefixes cached between requests: outputs equal those of a cold cache, and every key has its own prefixes."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +14,8 @@ LONG = "import os\nfor index in range(10):\n    print(index)\n" * 6
 ASKED = {"max_tokens": 20, "temperature": 0}
 
 
-def talk(server, key="none", turns=4, **more):
-    """The answers of a conversation that is sent whole with every turn, and what of each prompt was kept."""
+def converse(server, key="none", turns=4, **more):
+    """Return the answers of a conversation that every turn sends whole, and (cached, all) tokens of each prompt."""
     messages, answers, cached = [], [], []
     for turn in range(turns):
         messages.append({"role": "user", "content": f"{LONG if not turn else ''}add {turn}"})
@@ -27,17 +27,17 @@ def talk(server, key="none", turns=4, **more):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_conversation_goes_on_and_its_texts_are_those_of_a_cold_cache(model, tokenizer, concurrency):
+def test_cached_conversation_equals_that_of_a_cold_cache(model, tokenizer, concurrency):
     with serving(model, tokenizer, cache=0, concurrency=concurrency) as server:
-        wanted, cached = talk(server)
+        wanted, cached = converse(server)
         assert [n for n, _ in cached] == [0] * 4
     with serving(model, tokenizer, concurrency=concurrency) as server:
-        answers, cached = talk(server)
+        answers, cached = converse(server)
         assert answers == wanted
         assert cached[0][0] == 0
         assert all(n > 100 for n, _ in cached[1:])
         assert all(0 < length - n < 60 for n, length in cached[1:])
-        again, cached = talk(server)
+        again, cached = converse(server)
         assert again == wanted
         assert [length - n for n, length in cached] == [1] * 4
         metrics = server.metrics()
@@ -45,20 +45,20 @@ def test_a_conversation_goes_on_and_its_texts_are_those_of_a_cold_cache(model, t
         assert metrics["token_recycling_cached_tokens_total"] > 1000
 
 
-def test_no_key_begins_with_what_another_sent(model, tokenizer):
+def test_keys_do_not_share_cached_prefixes(model, tokenizer):
     given = {"keys": keys("a", "b")}
     for isolation in (Isolation.per_key, Isolation.shared):
         with serving(model, tokenizer, isolation=isolation, **given) as server:
-            talk(server, "secret-a", 2)
-            _, cached = talk(server, "secret-b", 2)
+            converse(server, "secret-a", 2)
+            _, cached = converse(server, "secret-b", 2)
             assert cached[0][0] == 0 < cached[1][0]
-            assert talk(server, "secret-a", 2)[1][0][0] > 100
+            assert converse(server, "secret-a", 2)[1][0][0] > 100
     with serving(model, tokenizer, isolation=Isolation.per_request, **given) as server:
-        assert [talk(server, "secret-a", 2)[1][turn][0] for turn in (0, 1)] == [0, 0]
+        assert [converse(server, "secret-a", 2)[1][turn][0] for turn in (0, 1)] == [0, 0]
         assert server.engine.prefixes.nbytes == 0
 
 
-def test_texts_of_one_beginning_read_it_once(model, tokenizer):
+def test_shared_prefix_is_read_once(model, tokenizer):
     with serving(model, tokenizer, concurrency=4) as server:
         length = len(tokenizer(LONG)["input_ids"])
         read, hook = noted(model, lambda given: given["input_ids"].numel())
@@ -76,20 +76,20 @@ def test_texts_of_one_beginning_read_it_once(model, tokenizer):
             hook.remove()
 
 
-def test_a_prompt_may_be_read_anew(server):
+def test_cache_prompt_false_neither_uses_nor_fills_the_cache(server):
     def cached(**more):
         answer = server.complete(prompt="#print(index)\n" * 9, temperature=0, extra_body=more)
         return answer.usage.prompt_tokens_details.cached_tokens, answer.choices[0].text
 
     first, text = cached(cache_prompt=False)
-    assert (first, cached()) == (0, (0, text)), "nothing was kept"
+    assert (first, cached()) == (0, (0, text)), "nothing is cached"
     assert cached(cache_prompt=False) == (0, text)
     kept, again = cached(cache_prompt=True)
     assert (kept > 30, again) == (True, text)
 
 
 @pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_memory_stays_under_the_limit(model, tokenizer, limit):
+def test_cached_prefixes_stay_under_the_memory_limit(model, tokenizer, limit):
     with serving(model, tokenizer, cache=limit) as server:
         for place in range(12):
             server.complete(prompt=f"{place} {LONG}", max_tokens=2)
@@ -97,10 +97,10 @@ def test_memory_stays_under_the_limit(model, tokenizer, limit):
         assert server.engine.prefixes.nbytes > 0.2e6 * limit
 
 
-# Each request for itself
+# Speculation settings of a request
 
 
-def test_speculation_can_be_limited_and_left_out(model, tokenizer, monkeypatch):
+def test_speculation_can_be_limited_and_disabled(model, tokenizer, monkeypatch):
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
     fix_work(monkeypatch)
     with serving(model, tokenizer, drafter="recycling") as server:
@@ -123,7 +123,7 @@ def test_speculation_can_be_limited_and_left_out(model, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_predictions_are_drafted_from_and_counted(model, tokenizer, concurrency):
+def test_predictions_are_drafted_and_counted(model, tokenizer, concurrency):
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "import os"}], "max_tokens": 40}
     with serving(model, tokenizer, concurrency=concurrency, isolation=Isolation.per_request) as server:
         create = server.client().chat.completions.create
@@ -146,8 +146,8 @@ def test_predictions_are_drafted_from_and_counted(model, tokenizer, concurrency)
         server.client().chat.completions.create(**asked, prediction={"type": "content", "content": "a"})
 
 
-def test_a_prediction_is_private_to_its_request(model, tokenizer):
-    """Even with one drafter for all: what was predicted and not said is not learned."""
+def test_prediction_is_private_to_its_request(model, tokenizer):
+    """Even a shared drafter does not learn predicted tokens that were not generated."""
     secret = "the secret word of the day is swordfish " * 3
     with serving(model, tokenizer) as server:
         server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)

@@ -1,4 +1,4 @@
-"""The server with every release of transformers: each route answers, and the text is that of `generate`."""
+"""The server with every release of transformers: outputs of each route equal those of `generate`."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 @contextlib.contextmanager
 def served(model, tokenizer):
-    """Gives a function that posts and returns the text of the answer."""
+    """Yield a function that posts a request and returns the body of the answer."""
     from token_recycling.serving import HttpServer, create_app
 
     server = HttpServer(create_app(model, tokenizer, name="tiny", host="127.0.0.1", port=0))
@@ -41,7 +41,7 @@ def served(model, tokenizer):
         thread.join()
 
 
-def test_every_route_answers():
+def test_outputs_of_every_route_equal_generate():
     model, tokenizer = tiny.llama(vocab_size=300), tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
     greedy = {"model": "tiny", "temperature": 0}

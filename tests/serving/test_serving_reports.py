@@ -1,4 +1,4 @@
-"""Requests that public reports on other servers are about, as their clients send them; each is answered here."""
+"""Requests from public bug reports about other servers, as their clients send them; this server answers each."""
 
 import pytest
 from support import http, tiny
@@ -16,14 +16,14 @@ GO = HELD[0]["function"]
 
 
 def called(*, content=None, result="a", **function):
-    """A conversation in which a function was called."""
+    """Return a conversation in which a function was called."""
     call = {"id": "c1", "type": "function", "function": {"name": "go", **function}}
     said = {"role": "assistant", "content": content, "tool_calls": [call]}
     return {"messages": [USER, said, {"role": "tool", "tool_call_id": "c1", "content": result}]}
 
 
 def turns(*content, result=()):
-    """A conversation of Anthropic's API in which a tool was called."""
+    """Return a conversation of Anthropic's API in which a tool was called."""
     used = {"type": "tool_use", "id": "t1", "name": "go", "input": {}}
     given = {"type": "tool_result", "tool_use_id": "t1", **dict(result)}
     messages = [USER, {"role": "assistant", "content": [*content, used]}, {"role": "user", "content": [given]}]
@@ -51,10 +51,10 @@ ITEMS = [
 THOUGHT = {"type": "thinking", "thinking": "a", "signature": ""}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
 REPORTS = {
-    "mistralai/mistral-common#324, no content beside calls": (H, called(arguments="{}")),
-    "agentjido/req_llm#966, empty content beside calls": (H, called(content="", arguments="{}")),
-    "run-llama/llama_index#17555, a tool gives nothing": (H, called(result=None)),
-    "langchain-ai/langchain, a tool gives parts": (H, called(result=[{"type": "text", "text": "a"}])),
+    "mistralai/mistral-common#324, calls without content": (H, called(arguments="{}")),
+    "agentjido/req_llm#966, calls with empty content": (H, called(content="", arguments="{}")),
+    "run-llama/llama_index#17555, tool result null": (H, called(result=None)),
+    "langchain-ai/langchain, tool result in parts": (H, called(result=[{"type": "text", "text": "a"}])),
     "vllm-project/vllm#21089, an empty message": (H, {"messages": [USER, {"role": "assistant", "content": ""}, USER]}),
     "vllm-project/vllm#10015, a message as the SDK dumps it": (H, {"messages": [USER, SDK_MESSAGE, USER]}),
     "SWE-agent/SWE-agent#967, no calls": (H, {"messages": [USER, {**SDK_MESSAGE, "tool_calls": []}, USER]}),
@@ -71,19 +71,19 @@ REPORTS = {
         H,
         {"messages": [USER], **dict.fromkeys(("temperature", "top_p", "stop", "seed", "tools", "response_format"))},
     ),
-    "gpustack/gpustack#429, stream options of a whole answer": (
+    "gpustack/gpustack#429, stream options without streaming": (
         H,
         {"messages": [USER], "stream_options": {"include_usage": True}},
     ),
-    "vllm-project/vllm, a choice without tools": (H, {"messages": [USER], "tools": [], "tool_choice": "auto"}),
+    "vllm-project/vllm, a tool choice without tools": (H, {"messages": [USER], "tools": [], "tool_choice": "auto"}),
     "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#138, a conversation": (R, {"input": ITEMS}),
-    "vllm-project/vllm#33089, the output of a call alone": (R, {"input": ITEMS[4:6]}),
+    "vllm-project/vllm#33089, only a call and its output": (R, {"input": ITEMS[4:6]}),
     "vllm-project/vllm#54224, null": (R, {"input": [{**item, "id": None, "type": None} for item in ITEMS[:2]]}),
-    "0xPlaygrounds/rig#1362, an empty list of parts beside calls": (H, called(content=[], arguments="{}")),
+    "0xPlaygrounds/rig#1362, calls with an empty list of parts": (H, called(content=[], arguments="{}")),
     "vercel/ai#5350, a tool whose type is null": (H, {"messages": [USER], "tools": [{"type": None, "function": GO}]}),
-    "vllm-project/vllm#44576, results without content": (A, turns(THOUGHT)),
-    "vllm-project/vllm#44576, an error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
-    "continuedev/continue#1371, stops of an editor": (
+    "vllm-project/vllm#44576, a tool result without content": (A, turns(THOUGHT)),
+    "vllm-project/vllm#44576, a tool error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
+    "continuedev/continue#1371, stop strings of an editor": (
         H,
         {"messages": [USER], "stop": [*(f"\n{word}" for word in ("class", "def", "function")), *"abcdefghijklmnop"]},
     ),
@@ -95,23 +95,23 @@ REPORTS = {
         R,
         {"input": "a", "tools": [{"type": "function", "name": "go", "parameters": None, "strict": False}]},
     ),
-    "ggml-org/llama.cpp#20156, tools of servers": (
+    "ggml-org/llama.cpp#20156, server-side tools": (
         R,
         {"input": "a", "tools": [{"type": kind, "name": "x"} for kind in ("custom", "web_search", "namespace")]},
     ),
-    "langchain-ai/langchain#34751, parts of responses in a chat": (
+    "langchain-ai/langchain#34751, response parts in a chat": (
         H,
         {"messages": [USER, {"role": "assistant", "content": ITEMS[3]["content"]}, USER]},
     ),
-    "InternLM/lmdeploy#4851 and vLLM's own types, reasoning among the parts of a chat": (
+    "InternLM/lmdeploy#4851 and vLLM's own types, reasoning parts in a chat": (
         H,
         {"messages": [USER, {"role": "assistant", "content": [THOUGHT, "a"]}, {"role": "user", "content": ["b"]}]},
     ),
-    "lmstudio-ai/lmstudio-bug-tracker#1399, a system message between others": (
+    "lmstudio-ai/lmstudio-bug-tracker#1399, a system message within a conversation": (
         A,
         {"messages": [USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "b"}, USER]},
     ),
-    "a conversation with tools of Anthropic's servers": (
+    "Anthropic's server-side tools": (
         A,
         turns(
             {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
@@ -120,13 +120,13 @@ REPORTS = {
             result={"content": [{"type": "tool_reference", "tool_name": "go"}]},
         ),
     ),
-    "ggml-org/llama.cpp#23465, a picture that a tool gave": (
+    "ggml-org/llama.cpp#23465, an image in a tool result": (
         R,
         {"input": [*ITEMS[:5], {**ITEMS[5], "output": [{"type": "input_image", "image_url": "data:,"}]}]},
     ),
-    "the same in a chat": (H, called(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
-    "the same in messages": (A, turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]})),
-    "a file that a tool gave": (A, turns(result={"content": [{"type": "document", "source": {"type": "base64"}}]})),
+    "an image result in a chat": (H, called(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
+    "an image result in messages": (A, turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]})),
+    "a file result": (A, turns(result={"content": [{"type": "document", "source": {"type": "base64"}}]})),
     "BerriAI/litellm#19787, thinking": (
         A,
         {
@@ -146,7 +146,7 @@ def server():
 
 
 @pytest.mark.parametrize(("report", "stream"), paired(REPORTS, [False, True]))
-def test_what_reports_are_about_is_answered(server, report, stream):
+def test_reported_requests_are_answered(server, report, stream):
     path, body = REPORTS[report]
     limit = "max_output_tokens" if path == R else "max_tokens"
     answer = server.post(path, {**body, limit: 8, "stream": stream})
@@ -155,22 +155,22 @@ def test_what_reports_are_about_is_answered(server, report, stream):
     assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
 
 
-def test_a_model_is_told_of_a_picture_that_a_tool_gave():
-    """One of the user is refused: what is asked is about it."""
+def test_image_in_a_tool_result_becomes_a_note():
+    """An image of the user is refused, since the question is about the image."""
     body = ChatRequest.model_validate(called(result=[{"type": "text", "text": "a"}, {"type": "image_url"}]))
     assert joined(body.messages[2].content) == "a[a picture, which this model cannot see]"
     with pytest.raises(ValueError, match="text only"):
         ChatRequest.model_validate({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
 
 
-def test_codex_finds_a_catalog_of_models(server):
-    """As in openai/codex#35758, which is read beside the list of OpenAI's API."""
+def test_model_list_has_the_catalog_that_codex_reads(server):
+    """See openai/codex#35758: Codex reads `models`, other clients `data`."""
     listed = http.get(f"{server.url}/v1/models?client_version=0.145.0").json()
     assert (listed["models"], listed["data"][0]["id"]) == ([], "tiny")
 
 
-def test_a_base_url_without_the_version_is_said(server):
-    """As in cline/cline#224."""
+def test_error_for_a_wrong_base_url_names_the_path(server):
+    """See cline/cline#224."""
     for path in ("/chat/completions", "/v1/v1/chat/completions"):
         answer = server.post(path, {"messages": [USER]})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -183,7 +183,7 @@ def test_a_base_url_without_the_version_is_said(server):
 @pytest.mark.parametrize(
     ("arguments", "read"), [("null", {}), (None, {}), ("", {}), ('{"at": 1}', {"at": 1}), ("{at: 1", "{at: 1")]
 )
-def test_a_call_without_arguments_has_an_empty_object(arguments, read):
-    """As in kagent-dev/kagent#2851."""
+def test_missing_arguments_become_an_empty_object(arguments, read):
+    """See kagent-dev/kagent#2851."""
     body = ChatRequest.model_validate(called(arguments=arguments))
     assert body.messages[1].tool_calls[0].function.arguments == read

@@ -1,4 +1,4 @@
-"""A reproducible server: a request's text and drafts follow from the request alone."""
+"""A reproducible server: output and drafts of a request depend on the request alone."""
 
 import pytest
 from support import tiny
@@ -17,12 +17,12 @@ SETTINGS = {"reproducible": True, "isolation": "per-request"}
 
 
 @pytest.fixture(scope="module")
-def half():
+def bfloat16_model():
     return speaking_llama().bfloat16()
 
 
 def answers(server, order):
-    """The texts of all requests in that order, each with what was drafted, by their numbers."""
+    """Send the requests in this order; return outputs and draft counts by request number."""
     found = {}
     for number in order:
         whole = server.complete(**ASKED[number], max_tokens=24)
@@ -33,8 +33,8 @@ def answers(server, order):
     return found
 
 
-def test_texts_depend_on_no_other_request_and_no_other_run(half):
-    with serving(half, chatty(tiny.tokenizer()), **SETTINGS) as server:
+def test_answers_do_not_depend_on_other_requests_or_runs(bfloat16_model):
+    with serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS) as server:
         first = answers(server, range(len(ASKED)))
         assert answers(server, reversed(range(len(ASKED)))) == first
         assert not server.engine.prefixes.nbytes
@@ -42,14 +42,14 @@ def test_texts_depend_on_no_other_request_and_no_other_run(half):
         assert answers(server, (2, 0, 3, 1)) == first
 
 
-def test_without_it_drafts_depend_on_what_came_before(half):
-    with serving(half, chatty(tiny.tokenizer()), isolation="shared") as server:
+def test_drafts_depend_on_earlier_requests_by_default(bfloat16_model):
+    with serving(bfloat16_model, chatty(tiny.tokenizer()), isolation="shared") as server:
         assert answers(server, range(len(ASKED))) != answers(server, range(len(ASKED)))
 
 
 @pytest.mark.parametrize("drafter", ["accelerated", "suffix", "recycling:k=4"])
-def test_so_are_drafters_that_a_request_names(half, drafter):
-    with serving(half, chatty(tiny.tokenizer()), **SETTINGS, offers=("suffix", "recycling:k=4")) as server:
+def test_drafters_chosen_by_a_request_are_reproducible(bfloat16_model, drafter):
+    with serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS, offers=("suffix", "recycling:k=4")) as server:
         first, again = (server.steps(prompt="import os", drafter=drafter, max_tokens=16) for _ in range(2))
         trees = [[{**data, "seconds": None} for name, data in events if name == "step"] for events in (first, again)]
         assert trees[0] == trees[1]
@@ -65,14 +65,14 @@ def test_so_are_drafters_that_a_request_names(half, drafter):
         ({"concurrency": 2, "cache": 5.0}, "a concurrency of 2, a cache of 5 MB"),
     ],
 )
-def test_what_lets_requests_meet_is_refused(settings, got):
+def test_settings_that_share_state_between_requests_are_refused(settings, got):
     with pytest.raises(ValueError, match=f"reproducible cannot be combined with {got}"):
         Settings(**{**SETTINGS, **settings})
 
 
-def test_a_drafter_that_looks_at_the_clock_is_refused(half):
+def test_drafter_that_reads_the_clock_is_refused(bfloat16_model):
     with (
         pytest.raises(ValueError, match=r"reproducible=True needs .*layer_skip"),
-        serving(half, chatty(tiny.tokenizer()), **SETTINGS, drafter="layer_skip"),
+        serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS, drafter="layer_skip"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Keys, limits, cancellation and counts of the server."""
+"""Cancellation, limits, steps and metrics."""
 
 import contextlib
 import threading
@@ -10,20 +10,12 @@ import pytest
 from support import http, tiny
 from support.cases import paired
 from support.serving import keys, serving, wait_for
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty
 
 from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def slow():
-    """A model that takes its time on every machine, so that a long text is long."""
-    made = speaking_llama()
-    made.register_forward_pre_hook(lambda *args: time.sleep(0.004))
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +27,29 @@ def slow_server(slow):
 # Cancellation
 
 
-def generations(server):
+def cancelled_generations(server):
     return server.metrics().get('token_recycling_generations_total{outcome="cancelled"}', 0)
 
 
-def tokens(server):
+def generated_tokens(server):
     return server.metrics()["token_recycling_generated_tokens_total"]
 
 
 @pytest.mark.parametrize(("path", "stream"), paired(["/v1/completions", "/v1/token_recycling/steps"], [False, True]))
-def test_a_client_that_goes_away_ends_its_generation(slow_server, path, stream):
-    before, cancelled = tokens(slow_server), generations(slow_server)
+def test_disconnect_cancels_a_generation(slow_server, path, stream):
+    before, cancelled = generated_tokens(slow_server), cancelled_generations(slow_server)
     with contextlib.suppress(httpx2.ReadTimeout):
         asked, patience = {**LONG, "stream": stream}, 60 if stream else 0.6
         with http.stream("POST", f"{slow_server.url}{path}", json=asked, timeout=patience) as answer:
             for _ in zip(range(16), answer.iter_lines(), strict=False):
                 pass
     slow_server.wait_until_idle()
-    assert generations(slow_server) == cancelled + 1
-    assert 3 * stream <= tokens(slow_server) - before < 3000
+    assert cancelled_generations(slow_server) == cancelled + 1
+    assert 3 * stream <= generated_tokens(slow_server) - before < 3000
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_that_waits_is_given_up_too(slow, stream):
+def test_disconnect_cancels_a_queued_request(slow, stream):
     with serving(slow, tiny.tokenizer(), concurrency=1) as server:
         with server.complete(**LONG, stream=True) as running:
             next(iter(running))
@@ -66,7 +58,7 @@ def test_one_that_waits_is_given_up_too(slow, stream):
             wait_for(lambda: server.engine.running == 1)
             wait_for(lambda: server.engine.workers.waiting == 0 and len(server.server.server_state.tasks) == 1)
         server.wait_until_idle()
-        assert generations(server) == 2
+        assert cancelled_generations(server) == 2
         assert server.complete().usage.completion_tokens == 8
 
 
@@ -79,7 +71,7 @@ def refused(server, key="none", **more):
     return caught.value
 
 
-def test_too_many_requests(slow):
+def test_requests_beyond_the_limits_get_429(slow):
     settings = {"keys": keys("a", "b"), "isolation": "per-key", "max_requests": 2, "max_requests_per_key": 1}
     with serving(slow, tiny.tokenizer(), **settings) as server:
         a, b = "secret-a", "secret-b"
@@ -94,7 +86,7 @@ def test_too_many_requests(slow):
         assert server.complete(a).usage.completion_tokens == 8
 
 
-def test_a_full_server(slow, monkeypatch):
+def test_full_or_closing_server_answers_503(slow, monkeypatch):
     with serving(slow, tiny.tokenizer(), max_requests=1) as server:
         made = []
         monkeypatch.setattr(server.engine.pool, "make", made.append)
@@ -113,7 +105,7 @@ def test_a_full_server(slow, monkeypatch):
         assert http.get(f"{server.url}/health").status_code == 503
 
 
-def test_lengths(model):
+def test_prompt_output_and_body_lengths_are_limited(model):
     with serving(model, tiny.tokenizer(), max_prompt_tokens=10, max_new_tokens=5, max_body=0.001) as server:
         error = refused(server, prompt="import os\n" * 10)
         assert (error.status_code, error.code) == (400, "context_length_exceeded")
@@ -122,13 +114,13 @@ def test_lengths(model):
         assert (error.status_code, error.code) == (413, "request_too_large")
         for size, status in ((1000, 200), (1001, 413), (9000, 413)):
             whole = b'{"prompt": "import", "max_tokens": 1}'.ljust(size)
-            for content in (whole, iter([whole[:50], whole[50:900], whole[900:]])):  # the length of pieces is not known
+            for content in (whole, iter([whole[:50], whole[50:900], whole[900:]])):  # pieces are sent without a length
                 how = {"content": content, "headers": {"Content-Type": "application/json"}, "timeout": 5}
                 assert http.post(f"{server.url}/v1/completions", **how).status_code == status
 
 
-def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch):
-    """A long one takes a while: never in the thread of the event loop."""
+def test_prompts_are_tokenized_outside_the_event_loop(model, monkeypatch):
+    """A long prompt would block streams of other requests."""
     tokenizer, threads = chatty(tiny.tokenizer()), []
     usual = type(tokenizer)._encode_plus
 
@@ -145,7 +137,7 @@ def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch):
     assert all(name.startswith("asyncio_") for name in threads)
 
 
-def test_time_is_limited(slow):
+def test_requests_time_out(slow):
     with serving(slow, tiny.tokenizer(), timeout=0.4) as server:
         error = refused(server, max_tokens=3500)
         assert (error.status_code, error.code) == (504, "timeout")
@@ -156,7 +148,7 @@ def test_time_is_limited(slow):
         assert server.metrics()['token_recycling_generations_total{outcome="failed"}'] == 3
 
 
-def test_one_whose_time_is_over_before_its_turn_does_not_begin():
+def test_request_past_its_deadline_is_not_started():
     job = Job(new_drafter=lambda: None, timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match=r"0\.01") as caught:
@@ -168,7 +160,7 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin():
 # Steps and metrics
 
 
-def test_steps_put_together_are_the_text(server):
+def test_steps_join_to_the_output(server):
     whole = server.complete(max_tokens=40, temperature=0).choices[0].text
     for drafter in ("accelerated", "plain"):
         (start, *steps, end) = server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
@@ -184,7 +176,7 @@ def test_steps_put_together_are_the_text(server):
         assert (len(steps) == 40) == (drafter == "plain")
 
 
-def test_metrics_count_what_usage_says(model):
+def test_metrics_equal_the_sum_of_usages(model):
     with serving(model, tiny.tokenizer()) as server:
         usages = [server.complete(max_tokens=15, temperature=0, n=2).usage for _ in range(3)]
         refused(server, max_tokens=0)
@@ -207,7 +199,7 @@ def test_metrics_count_what_usage_says(model):
         assert counted[f'token_recycling_seconds_total{{phase="{phase}"}}'] > 0
 
 
-def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
+def test_usage_states_why_a_request_is_not_accelerated(model, monkeypatch):
     with serving(model, tiny.tokenizer()) as server:
         why_not = "token_recycling.hf.call.GenerateCall.why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")

@@ -1,4 +1,4 @@
-"""The route of one streaming request, which a new maintainer reads: few modules, and no stack of generators."""
+"""The code path of a streaming request stays readable: few modules, and no stack of generators."""
 
 import inspect
 import sys
@@ -14,7 +14,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA
 BODY = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "response_format": FORM, "max_tokens": 60}
 
 
-def test_a_stream_enters_few_modules_and_two_generators(monkeypatch):
+def test_stream_enters_few_modules_and_two_generators(monkeypatch):
     model = ending_llama()
     entered, generators, decoding = set(), set(), threading.Event()
 
@@ -29,7 +29,7 @@ def test_a_stream_enters_few_modules_and_two_generators(monkeypatch):
         if module.startswith("serving/") and frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR:
             generators.add(frame.f_code.co_name)
 
-    threading.setprofile(note)  # of the threads that begin from now on
+    threading.setprofile(note)  # for threads that start from now on
     try:
         with serving(model, chatty(tiny.tokenizer())) as server:
             server.engine.metrics.count_request("warm", 200, 0.0)

@@ -1,4 +1,4 @@
-"""What was learned outlives the server: it is saved at intervals and at its end."""
+"""Learned matrices outlive the server: they are saved at intervals and at shutdown."""
 
 import threading
 
@@ -17,8 +17,8 @@ def rows(path):
     return int(read_matrix_file(path)[0]["shares"].any(axis=1).sum())
 
 
-def test_it_is_saved_at_intervals_if_it_changed(tmp_path):
-    """With one text at a time after each; with more also while they are generated, as often as they take."""
+def test_changed_matrix_is_saved_at_intervals(tmp_path):
+    """With a concurrency of 1, a save follows a request."""
     settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 1}
     with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
         server.post("/v1/completions", ASKED)
@@ -33,7 +33,7 @@ def test_it_is_saved_at_intervals_if_it_changed(tmp_path):
     assert rows(matrix_path(tmp_path)) > 5
 
 
-def test_it_is_saved_at_the_end_and_loaded_at_the_beginning(tmp_path):
+def test_matrix_is_saved_at_shutdown_and_loaded_at_start(tmp_path):
     model, tokenizer = speaking_llama(), tiny.tokenizer()
     settings = {"matrix": matrix_path(tmp_path), "save_every": 1000}
     with serving(model, tokenizer, **settings) as server:
@@ -47,8 +47,8 @@ def test_it_is_saved_at_the_end_and_loaded_at_the_beginning(tmp_path):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
-    """Texts learn once more from the step in which they are ended."""
+def test_matrix_saved_at_shutdown_is_complete(tmp_path, concurrency):
+    """Sequences still learn from the step in which they are cancelled."""
     settings = {"matrix": matrix_path(tmp_path), "concurrency": concurrency, "save_every": 0.02, "grace": 0}
     with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
         asking = [

@@ -1,4 +1,4 @@
-"""Where a text ends: stop strings and ids, the model's own end, and what of it is shown. Nothing is left for others."""
+"""Ends of outputs: stop strings, stop ids and EOS tokens, and how much of them is shown."""
 
 import pytest
 from support.openai_answers import chat, completion, streamed_completion
@@ -10,8 +10,8 @@ GREEDY = {"temperature": 0, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def said(server, tokenizer):
-    """The text that the model says by itself, its tokens, and the places of two tokens that are new there."""
+def unstopped(server, tokenizer):
+    """The output without stops, its tokens, and the positions where tokens first occur."""
     steps = server.steps(prompt=PROMPT, **GREEDY)
     tokens = [token for name, data in steps if name == "step" for token in data["tokens"]]
     new = [place for place, token in enumerate(tokens) if place > 3 and token not in tokens[:place]]
@@ -19,23 +19,23 @@ def said(server, tokenizer):
 
 
 @pytest.fixture(scope="module")
-def stop(said):
-    """A string of the text, of which a single character stands before it too."""
-    parts = [said[0][at : at + 3] for at in range(3, 30)]
-    return next(part for part in parts if set(part) & set(said[0][: said[0].index(part)]))
+def stop(unstopped):
+    """A substring of the output; one of its characters also occurs before it."""
+    parts = [unstopped[0][at : at + 3] for at in range(3, 30)]
+    return next(part for part in parts if set(part) & set(unstopped[0][: unstopped[0].index(part)]))
 
 
-def test_a_stop_string_ends_every_kind_of_answer(server, said, stop):
-    """Empty ones, which clients send for none, end nothing; vLLM's clients may have it shown."""
-    wanted = said[0][: said[0].index(stop)]
+def test_stop_string_ends_every_kind_of_answer(server, unstopped, stop):
+    """Empty stop strings, which some clients send, have no effect; an option of vLLM shows the stop string."""
+    wanted = unstopped[0][: unstopped[0].index(stop)]
     for more, shown in (({}, ""), ({"include_stop_str_in_output": True}, stop)):
         for given in (stop, [stop], ["", stop]):
             answer = completion(server, **GREEDY, stop=given, **more)
             last = completion(server, **{**GREEDY, "max_tokens": answer.usage.completion_tokens}, stop=given, **more)
-            for choice in (answer.choices[0], last.choices[0]):  # ended by the last token allowed, it was not cut off
+            for choice in (answer.choices[0], last.choices[0]):  # a stop at the token limit is no truncation
                 assert (choice.text, choice.finish_reason) == (wanted + shown, "stop")
     for nothing in ("", [""], []):
-        assert completion(server, **GREEDY, stop=nothing).choices[0].text == said[0]
+        assert completion(server, **GREEDY, stop=nothing).choices[0].text == unstopped[0]
     (*_, (name, end)) = events = server.steps(prompt=PROMPT, **GREEDY, stop=stop)
     shown = "".join("".join(data["texts"]) for kind, data in events if kind == "step") + end["text"]
     assert (name, end["finish_reason"], shown) == ("end", "stop", wanted)
@@ -45,9 +45,9 @@ def test_a_stop_string_ends_every_kind_of_answer(server, said, stop):
     assert answer["output"][0]["content"][0]["text"] == text[: text.index(text[9:12])]
 
 
-def test_a_text_ends_with_the_token_that_completes_its_stop_string_and_with_no_other(server, said, tokenizer):
-    """Strings of several tokens, and those that stand there but for a character that is doubled."""
-    text, tokens, _ = said
+def test_output_ends_with_the_token_that_completes_the_stop_string(server, unstopped, tokenizer):
+    """Stop strings of several tokens; every second one has a doubled character."""
+    text, tokens, _ = unstopped
     written = [tokenizer.decode(tokens[:count]) for count in range(len(tokens) + 1)]
     ends = set()
     for place in range(2, 30, 3):
@@ -59,28 +59,28 @@ def test_a_text_ends_with_the_token_that_completes_its_stop_string_and_with_no_o
     assert len(ends) > 3
 
 
-def test_a_stop_string_of_the_model_ends_texts_too(model, tokenizer, said, stop, monkeypatch):
+def test_stop_string_of_the_generation_config_ends_outputs(model, tokenizer, unstopped, stop, monkeypatch):
     monkeypatch.setattr(model.generation_config, "stop_strings", stop)
     with serving(model, tokenizer) as server:
-        assert completion(server, **GREEDY).choices[0].text == said[0][: said[0].index(stop)]
+        assert completion(server, **GREEDY).choices[0].text == unstopped[0][: unstopped[0].index(stop)]
 
 
-def test_a_special_token_may_be_a_stop_string(server, tokenizer):
+def test_special_token_can_be_a_stop_string(server, tokenizer):
     special = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "ignore_eos": True}
     assert completion(server, **GREEDY, **special).usage.completion_tokens == 40
     ended = completion(server, **GREEDY, stop=tokenizer.eos_token, **special)
     assert (ended.choices[0].text, ended.choices[0].finish_reason, ended.usage.completion_tokens) == ("", "stop", 1)
 
 
-def test_no_stop_string_is_kept(server, stop):
-    """transformers keeps a table for each list of stop strings, which tells whether somebody asked for it."""
+def test_stop_strings_are_not_cached(server, stop):
+    """transformers caches a table per list of stop strings, which reveals whether another user sent the same list."""
     before = list(stopping_criteria.STOP_STRING_EMBEDDING_CACHE)
     assert completion(server, **GREEDY, stop=[stop]).choices[0].finish_reason == "stop"
     assert list(stopping_criteria.STOP_STRING_EMBEDDING_CACHE) == before
 
 
-def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
-    _, tokens, (place, *_) = said
+def test_stop_token_ids_end_the_output_and_are_not_shown(server, unstopped, tokenizer):
+    _, tokens, (place, *_) = unstopped
     wanted = tokenizer.decode(tokens[:place])
     asked = {**GREEDY, "stop_token_ids": [299, tokens[place]]}
     answer = completion(server, **asked)
@@ -89,11 +89,11 @@ def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
     parts = streamed_completion(server, **asked)
     assert "".join(event.choices[0].text for event in parts if event.choices) == wanted
     last = completion(server, **{**asked, "max_tokens": place + 1})
-    assert last.choices[0].finish_reason == "stop", "the last token allowed ends it: it was not cut off"
+    assert last.choices[0].finish_reason == "stop", "a stop at the token limit is no truncation"
 
 
-def test_the_models_own_end_may_be_ignored_or_put_off(server, said, model, monkeypatch):
-    text, tokens, (place, later, *_) = said
+def test_eos_token_can_be_ignored_or_delayed(server, unstopped, model, monkeypatch):
+    text, tokens, (place, later, *_) = unstopped
     monkeypatch.setattr(model.generation_config, "eos_token_id", tokens[place])
 
     def asked(**more):

@@ -1,4 +1,4 @@
-"""Every way of asking gives the text of `generate`, whole and streamed, alone and in one batch with all others."""
+"""Outputs of every endpoint equal those of `generate`: whole and streamed, alone and in a batch with others."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -49,23 +49,23 @@ def in_steps(server):
     return "".join("".join(data["texts"]) for _, data in steps) + end["text"]
 
 
-def drawn(server):
+def sampled(server):
     return completion(server, **SEEDED).choices[0].text
 
 
-def drawn_in_a_stream(server):
+def sampled_streamed(server):
     return texts_of(streamed_completion(server, **SEEDED))
 
 
 def chatted(server):
-    """The last field of a chat's length, and a content in parts, are of newer clients."""
+    """`max_completion_tokens` and content in parts are sent by newer clients."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "import os"}]}]
     answer = chat(server, temperature=0, max_completion_tokens=TOKENS, messages=parts)
     assert answer.usage.completion_tokens == TOKENS
     return answer.choices[0].message.content
 
 
-def chatted_in_a_stream(server):
+def chatted_streamed(server):
     return "".join(event.choices[0].delta.content or "" for event in streamed_chat(server, **GREEDY))
 
 
@@ -83,7 +83,7 @@ def responded(server):
     return answer.output_text
 
 
-def responded_in_a_stream(server):
+def responded_streamed(server):
     with server.client().responses.stream(**ASKED) as stream:
         events = list(stream)
         assert_incomplete(stream.get_final_response())
@@ -99,7 +99,7 @@ def messaged(server):
     return block["text"]
 
 
-def messaged_in_a_stream(server):
+def messaged_streamed(server):
     text = server.post("/v1/messages", {**GREEDY, "messages": MESSAGES, "stream": True}).text
     first, *rest = (json.loads(event.partition("\ndata: ")[2]) for event in text.split("\n\n") if event)
     assert (first["type"], first["message"]["content"]) == ("message_start", [])
@@ -108,13 +108,13 @@ def messaged_in_a_stream(server):
 
 
 COMPLETING = (completed, streamed, echoed, in_steps)
-DRAWING = (drawn, drawn_in_a_stream)
-CHATTING = (chatted, chatted_in_a_stream, responded, responded_in_a_stream, messaged, messaged_in_a_stream)
+SAMPLING = (sampled, sampled_streamed)
+CHATTING = (chatted, chatted_streamed, responded, responded_streamed, messaged, messaged_streamed)
 
 
 @pytest.fixture(scope="module")
 def wanted(model, tokenizer):
-    """The text of `generate` for every way of asking."""
+    """The output of `generate` for every function above."""
 
     def generated(prompt, **how):
         ids = tokenizer(prompt, return_tensors="pt")
@@ -124,17 +124,17 @@ def wanted(model, tokenizer):
     texts = dict.fromkeys(COMPLETING, generated("for index in", do_sample=False))
     texts |= dict.fromkeys(CHATTING, generated("user: import os\nassistant: ", do_sample=False))
     torch.manual_seed(SEEDED["seed"])
-    drawing = {"do_sample": True, "temperature": SEEDED["temperature"], "top_k": 0}
-    return texts | dict.fromkeys(DRAWING, generated("for index in", **drawing))
+    sampling = {"do_sample": True, "temperature": SEEDED["temperature"], "top_k": 0}
+    return texts | dict.fromkeys(SAMPLING, generated("for index in", **sampling))
 
 
-@pytest.mark.parametrize("ask", [*COMPLETING, *DRAWING, *CHATTING], ids=lambda ask: ask.__name__)
-def test_the_text_is_that_of_generate(server, wanted, ask):
+@pytest.mark.parametrize("ask", [*COMPLETING, *SAMPLING, *CHATTING], ids=lambda ask: ask.__name__)
+def test_output_equals_generate(server, wanted, ask):
     assert ask(server) == wanted[ask]
 
 
-def test_so_it_is_beside_all_others(server, wanted):
-    """Of several lengths and more than there are places: 24 requests share the passes of four."""
+def test_concurrent_outputs_equal_generate(server, wanted):
+    """24 requests of several lengths share four batch slots."""
     with ThreadPoolExecutor(12) as pool:
         asked = [*wanted, *reversed(wanted)]
         texts = list(pool.map(lambda ask: ask(server), asked))

@@ -1,4 +1,4 @@
-"""A value of another type in a valid request is honoured, or refused by its place; it is never the server's fault."""
+"""A value of another type in a valid request is accepted, or refused by its path; it never causes a server error."""
 
 import json
 
@@ -80,12 +80,12 @@ VALUES = (3, "zzz", [], [3], {"type": "zzz"}, [{"type": "zzz"}])
 LONGEST = 300
 
 
-def places(value, place=()):
-    """The places of all values within a value."""
+def paths_within(value, place=()):
+    """Yield the paths of all values within a value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, entry in entries:
         yield (*place, key)
-        yield from places(entry, (*place, key))
+        yield from paths_within(entry, (*place, key))
 
 
 def replaced(body, place, value):
@@ -103,35 +103,35 @@ CASES = [
         path, place, VALUES[start::3], every_run=start == number % 3, id=f"{path} {'.'.join(map(str, place))} {start}"
     )
     for path, body in BODIES.items()
-    for number, place in enumerate(places(body))
+    for number, place in enumerate(paths_within(body))
     for start in range(3)
 ]
-"""Every run tries a third of the values at each place, by turns."""
+"""Every run tries a third of the values at each path."""
 
 
 @pytest.fixture(scope="module")
 def client():
-    """Of a model that can end a text, so that outputs may have a form."""
+    """A client of a model with an EOS token, which structured outputs need."""
     model = ending_llama()
     with serving(model, chatty(tiny.tokenizer())) as server, httpx2.Client(base_url=server.url, timeout=300) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_bodies_are_valid(client, path):
+def test_unchanged_bodies_are_valid(client, path):
     answer = client.post(path, json=BODIES[path])
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(("path", "place", "values"), CASES)
-def test_a_value_of_another_type_is_refused_by_its_place(client, path, place, values):
+def test_value_of_another_type_is_accepted_or_refused_by_its_path(client, path, place, values):
     for value in values:
         answer = client.post(path, json=replaced(BODIES[path], place, value))
         if answer.status_code == 200:
             continue
         assert answer.status_code in (400, 404), (value, answer.text)
         error = answer.json()["error"]
-        if error["message"].startswith("tool_choice: must name functions"):  # of the tools that were changed
+        if error["message"].startswith("tool_choice: must name functions"):  # the tools were replaced
             continue
         assert len(error["message"]) <= LONGEST
         assert error["param"] is not None, (value, error)

@@ -1,6 +1,6 @@
-"""Usage is that of the request, and choices and requests share nothing that ends or shapes their outputs.
+"""Usage counts, and choices that do not affect each other.
 
-The references are the tokenizer for prompts, and requests of one choice, one at a time, for outputs.
+The references are the tokenizer for prompts, and separate requests of one choice for outputs.
 """
 
 import pytest
@@ -12,8 +12,8 @@ from support.speaking import chatty, ending_llama
 
 PROMPTS = [[PROMPT], [PROMPT, "import os"], [PROMPT, PROMPT, "while True:"]]
 FORMS = {
-    "a regular expression": {"regex": "(ab|c|de ){2,9}"},
-    "a choice": {"choice": ["alpha beta", "alpha", "gamma delta"]},
+    "regex": {"regex": "(ab|c|de ){2,9}"},
+    "choice": {"choice": ["alpha beta", "alpha", "gamma delta"]},
 }
 SAMPLED = {"temperature": 1.2, "seed": 11, "max_tokens": 12}
 
@@ -30,7 +30,7 @@ def server(model):
 
 
 @pytest.mark.parametrize(("prompts", "n"), paired(PROMPTS, [3, 1]))
-def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokenizer, prompts, n):
+def test_usage_counts_each_prompt_once_and_every_output(server, tokenizer, prompts, n):
     expected = sum(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
     asked = {"prompt": prompts, "n": n, **SAMPLED, "logprobs": 0}
     answer = server.complete(**asked)
@@ -40,16 +40,16 @@ def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokeniz
         assert (usage.prompt_tokens, usage.completion_tokens) == (expected, written)
         assert usage.total_tokens == expected + written
         statistics = usage.model_extra["speculation"]
-        assert statistics["steps"] + statistics["accepted_tokens"] == written, "a step gives a token of its own, too"
+        assert statistics["steps"] + statistics["accepted_tokens"] == written, "every step adds a token of the model"
         assert round(statistics["mat"] * statistics["steps"]) == written
-    # By now all of every prompt is cached but its last token, whose logits are wanted.
+    # By now every prompt is cached except its last token, whose logits are needed.
     assert last.usage.prompt_tokens_details.cached_tokens == expected - len(prompts)
     alone = server.complete(**{**asked, "prompt": prompts[-1:], "n": 1}).usage
     assert alone.prompt_tokens_details.cached_tokens == len(tokenizer(prompts[-1])["input_ids"]) - 1
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_choice_has_a_prediction_of_its_own(server, tokenizer, n):
+def test_prediction_is_counted_for_every_choice(server, tokenizer, n):
     predicted = "return index"
     body = {"messages": [{"role": "user", "content": "a"}], "n": n, "max_tokens": 8}
     prediction = {"type": "content", "content": predicted}
@@ -61,7 +61,7 @@ def test_every_choice_has_a_prediction_of_its_own(server, tokenizer, n):
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_choices_of_one_request_have_a_form_each_as_requests_of_one_choice(server, form):
+def test_constrained_choices_equal_separate_requests(server, form):
     asked = {"prompt": [PROMPT, "import os"], **SAMPLED, "extra_body": {"structured_outputs": form}}
     together = [(choice.text, choice.finish_reason) for choice in server.complete(**asked, n=3).choices]
     alone = []
@@ -88,8 +88,8 @@ def test_choices_of_one_request_have_a_form_each_as_requests_of_one_choice(serve
     ],
     ids=str,
 )
-def test_sampling_is_that_of_generate(server, model, tokenizer, sampling):
-    """Where nothing is said of `top_k`, of all tokens, as in OpenAI's API."""
+def test_sampled_outputs_equal_generate(server, model, tokenizer, sampling):
+    """Without `top_k`, all tokens can be sampled, as in OpenAI's API."""
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     how = {"do_sample": False}
     if sampling.get("temperature") != 0:
@@ -103,7 +103,7 @@ def test_sampling_is_that_of_generate(server, model, tokenizer, sampling):
     assert len(choices) == 3
 
 
-def test_a_prompt_as_long_as_the_context_is_scored_where_nothing_is_generated(server):
+def test_prompt_of_the_context_length_can_be_scored(server):
     prompt = [5] * server.engine.loaded.context
     asked = {"prompt": prompt, "echo": True, "logprobs": 0}
     (choice,) = server.post("/v1/completions", {**asked, "max_tokens": 0}).json()["choices"]

@@ -1,6 +1,6 @@
-"""The server as a process under load: killed with SIGKILL, with a disk that takes nothing more, ended with SIGTERM.
+"""The server as a process under load: killed with SIGKILL, with a full disk, and ended with SIGTERM.
 
-Every answer must be the output of `generate`, and every matrix file must be whole at any time.
+Every answer must equal the output of `generate`, and matrix files must be complete at all times.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PROMPTS = ["def main():", "import os", "for index in range(10):", "class Reader:
 CLIENTS, NEW = 4, 24
 
 
-class Life:
-    """A server process, from its start to its end."""
+class ServerProcess:
+    """A server process."""
 
     def __init__(self, model: str, matrix: Path, log: Path, full_disk: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -77,18 +77,18 @@ class Life:
 
 
 @contextmanager
-def load(life: Life, wanted: dict[str, str]):
-    """Clients that ask until the block ends; yields the number of right answers so far. A wrong one fails the test."""
-    over, wrong, good = threading.Event(), [], [0]
+def load(server: ServerProcess, wanted: dict[str, str]):
+    """Run clients until the block ends; yield the number of right answers so far. A wrong answer fails the test."""
+    stopped, wrong, good = threading.Event(), [], [0]
 
     def client(number: int) -> None:
         place = number
-        while not over.is_set():
+        while not stopped.is_set():
             prompt = PROMPTS[place % len(PROMPTS)]
             place += 1
             try:
-                said = life.completed(prompt)
-            except (httpx2.HTTPError, ValueError):  # cut off by its end
+                said = server.completed(prompt)
+            except (httpx2.HTTPError, ValueError):  # the server ended
                 continue
             if said == wanted[prompt]:
                 good[0] += 1
@@ -100,7 +100,7 @@ def load(life: Life, wanted: dict[str, str]):
         try:
             yield good
         finally:
-            over.set()
+            stopped.set()
     for one in running:
         one.result()
     assert wrong == []
@@ -115,21 +115,21 @@ def wait_for_more(good: list[int], more: int = 12) -> None:
 
 @pytest.fixture
 def start(tiny_model_dir, tmp_path):
-    """Starts lives of the server; none outlives the test."""
-    lives: list[Life] = []
+    """Start server processes; none outlives the test."""
+    servers: list[ServerProcess] = []
 
-    def start(full_disk: bool = False) -> Life:
-        lives.append(Life(tiny_model_dir, tmp_path / "learned.matrix", tmp_path / "log", full_disk))
-        return lives[-1]
+    def start(full_disk: bool = False) -> ServerProcess:
+        servers.append(ServerProcess(tiny_model_dir, tmp_path / "learned.matrix", tmp_path / "log", full_disk))
+        return servers[-1]
 
     yield start
-    for life in lives:
-        life.process.kill()
-        life.process.wait()
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
 
 
 @pytest.mark.nightly
-def test_load_kills_and_a_full_disk_harm_neither_outputs_nor_files(start, loaded, tmp_path):
+def test_outputs_and_files_survive_load_kills_and_a_full_disk(start, loaded, tmp_path):
     torch.set_num_threads(1)
     wanted = {
         prompt: decoded(loaded.tokenizer, reference(loaded, prompt, max_new_tokens=NEW, do_sample=False))
@@ -137,28 +137,28 @@ def test_load_kills_and_a_full_disk_harm_neither_outputs_nor_files(start, loaded
     }
     matrix, log = tmp_path / "learned.matrix", tmp_path / "log"
 
-    life = start()
-    with load(life, wanted) as good:
+    server = start()
+    with load(server, wanted) as good:
         wait_for_more(good)
         while not matrix.exists():
             time.sleep(0.05)
-        life.end(signal.SIGKILL)
+        server.end(signal.SIGKILL)
     before = read_matrix_file(matrix)[1]
 
-    life = start(full_disk=True)
-    with load(life, wanted) as good:
+    server = start(full_disk=True)
+    with load(server, wanted) as good:
         failed = re.compile(r'matrix_saves_total\{outcome="failed"\} [1-9]')
         end = time.monotonic() + 120
-        while not failed.search(life.get("/metrics")):
-            assert time.monotonic() < end, life.get("/metrics")
+        while not failed.search(server.get("/metrics")):
+            assert time.monotonic() < end, server.get("/metrics")
             time.sleep(0.1)
         wait_for_more(good)
-        life.end(signal.SIGKILL)
+        server.end(signal.SIGKILL)
     assert read_matrix_file(matrix)[1] == before
 
-    life = start()
-    with load(life, wanted) as good:
+    server = start()
+    with load(server, wanted) as good:
         wait_for_more(good)
-        status = life.end(signal.SIGTERM)
+        status = server.end(signal.SIGTERM)
     assert status in (0, -signal.SIGTERM), log.read_text()
     read_matrix_file(matrix)

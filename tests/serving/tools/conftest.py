@@ -1,4 +1,4 @@
-"""A server whose model says what a test wants, and calls functions."""
+"""A server whose model emits scripted texts and calls functions."""
 
 import pytest
 import torch
@@ -28,11 +28,11 @@ RESPONSES = {
 
 
 WORDS = ["tool_call", '"name": "look"', '"arguments": ']
-"""Tokens of their own, as in tokenizers of real models: calls are long. Other delimiters consist of several tokens."""
+"""Single tokens, as in real tokenizers, since calls are long. Other delimiters consist of several tokens."""
 
 
 class Scripted(LogitsProcessor):
-    """Lets a model say what a test wants."""
+    """Makes a model emit the given tokens."""
 
     def __init__(self, tokens, prompt_tokens):
         self.tokens, self.prompt_tokens = tokens, prompt_tokens
@@ -49,7 +49,7 @@ def model(tokenizer):
     made.generation_config.eos_token_id = 0
     made.resize_token_embeddings(len(tokenizer) + 1, mean_resizing=False)
     with torch.no_grad():
-        made.lm_head.weight[-len(WORDS) - 1 :] = 0  # it says them only where a test or a grammar wants them
+        made.lm_head.weight[-len(WORDS) - 1 :] = 0  # emitted only if a test or a grammar forces them
     return made
 
 
@@ -69,7 +69,7 @@ def server(model, tokenizer):
 
 @pytest.fixture
 def says(monkeypatch, tokenizer):
-    """Makes the model say a text."""
+    """Return a function that makes the model emit a text."""
     usual = generation.processors
 
     def script(text):

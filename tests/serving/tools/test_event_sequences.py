@@ -1,8 +1,8 @@
-"""Whole sequences of events, as the vendors' own clients read them: every output of a family of texts, cut anywhere.
+"""Complete event sequences, as the vendors' own clients read them, for a family of texts truncated anywhere.
 
-What an output is made of is said by the test, which wrote the text; its end by the number of tokens. The sequence of
-event types follows from that, each event is one of the vendor's types, and the vendor's accumulator puts them together
-to what the same request gives as a whole.
+The parts of an output follow from the scripted text, and its end from the number of tokens; both determine the sequence
+of event types. Every event must be of a vendor's type, and the vendor's accumulator must join the events to the answer
+of the same request without streaming.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ANTHROPIC = [{"name": "look", "input_schema": {"type": "object", "properties": {
 
 
 def arguments_of(called):
-    """The arguments of a call, as far as it is written."""
+    """Return the arguments of a call as far as they are written."""
     arguments = called.partition('"arguments": ')[2]
     try:
         return arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
@@ -54,7 +54,7 @@ def arguments_of(called):
 
 
 def parts_of(text):
-    """(kind, text) of a text that is whole, or cut in no delimiter; a call is its arguments, cut or not."""
+    """Return the (kind, text) parts of a text that is cut within no delimiter; the text of a call is its arguments."""
     parts = []
     for found in re.finditer(r"<think>(.*?)(?:</think>|$)|<tool_call>(.*?)(?:</tool_call>|$)|([^<]+)", text):
         thought, called, said = found.groups()
@@ -68,7 +68,7 @@ def parts_of(text):
 
 
 def cuts(tokenizer, text):
-    """Numbers of tokens after which the text is cut in no delimiter, nor in a call before its arguments."""
+    """Yield (token count, prefix) of cuts that are neither within a delimiter nor in a call before its arguments."""
     ids = tokenizer(text)["input_ids"]
     for count in range(1, len(ids)):
         prefix = tokenizer.decode(ids[:count])
@@ -78,13 +78,13 @@ def cuts(tokenizer, text):
 
 
 def limits(tokenizer, text):
-    """(limit, text): the whole text and its end, then some cuts of it."""
+    """Return (limit, text) pairs: the whole text and its EOS token, then some cuts."""
     ids, found = tokenizer(text)["input_ids"], list(cuts(tokenizer, text))
     return [(len(ids) + 1, text), *found[:: max(1, len(found) // 2)]]
 
 
 def ending(text, shown):
-    """`tool_calls`, `length` or `stop`, of an output that shows the beginning of a text."""
+    """Return the finish reason of an output that shows this prefix of the text."""
     if "<tool_call>" in shown and shown.count("<tool_call>") == shown.count("</tool_call>"):
         return "tool_calls"
     return "stop" if shown == text else "length"
@@ -110,7 +110,7 @@ def server(model, tokenizer):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes outputs fail after some tokens."""
+    """Return a function that makes outputs fail after some tokens."""
 
     def after(tokens):
         scripted = generation.processors
@@ -125,7 +125,7 @@ def failing(monkeypatch):
 
 
 def events_of(server, path, body, **types):
-    """The data of all events; names, where an API has them, are those of the data."""
+    """Return the data of all events; the names of events must equal the types in the data."""
     answer = server.post(path, {**body, "stream": True})
     assert answer.status_code == 200
     assert answer.text.endswith("\n\n")
@@ -138,8 +138,8 @@ def events_of(server, path, body, **types):
     return events
 
 
-def once(types):
-    """Types, with the deltas of a part once."""
+def merged_deltas(types):
+    """Return the types with consecutive deltas of a part merged."""
     listed = []
     for kind in types:
         if not (kind.endswith((".delta", "block_delta")) and listed[-1:] == [kind]):
@@ -158,7 +158,7 @@ def chat_body(text, limit, predicted, **more):
 
 
 def assert_choice(chunks, index, whole):
-    """That chunks of a choice come in their order, and are put together to the whole one."""
+    """Assert that the chunks of a choice are in order and join to the whole choice."""
     own = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
     first, *others = own
     assert (first.delta.role, first.delta.content, first.finish_reason) == ("assistant", "", None)
@@ -174,24 +174,24 @@ def assert_choice(chunks, index, whole):
     assert len({call.id for call in begun}) == len(begun)
     for choice in own:
         indices = [call.index for call in choice.delta.tool_calls or ()]
-        assert len(indices) == len({*indices}), "a chunk has one entry for each call"
+        assert len(indices) == len({*indices}), "a chunk has one entry per call"
 
 
 ONE_BY_ONE = ("nothing", "reasoning, text", "call", "all")
 PACES = [
     *(
-        parameter(name, True, every_run=name not in ONE_BY_ONE or name == "all", id=f"{name}, several a step")
+        parameter(name, True, every_run=name not in ONE_BY_ONE or name == "all", id=f"{name}, several per step")
         for name in TEXTS
     ),
-    *(parameter(name, False, every_run=name in ONE_BY_ONE, id=f"{name}, one by one") for name in TEXTS),
+    *(parameter(name, False, every_run=name in ONE_BY_ONE, id=f"{name}, one per step") for name in TEXTS),
 ]
 
 
 @pytest.mark.parametrize(("name", "predicted"), PACES)
 def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
-    """Where the drafter is told the text, as for the response that is not streamed, a step has many tokens.
+    """With the text as its prediction, as in the request without streaming, a step has many tokens.
 
-    Usage is asked for with every second limit, the first of which is that of the whole text, said by two choices.
+    Every second limit requests usage. The first limit is that of the whole text, with two choices.
     """
     text = TEXTS[name]
     says(text)
@@ -227,7 +227,7 @@ def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
             assert [one["function"]["arguments"] for one in said] == calls
             if calls and not predicted and shown == text:
                 pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or ()]
-                assert len(pieces) > len(calls), "arguments come as they are written"
+                assert len(pieces) > len(calls), "arguments are streamed while they are generated"
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -282,8 +282,8 @@ def test_chunks_of_completions(server, says, tokenizer, more):
 # Responses
 
 
-def of_responses(parts):
-    """The types of the events of a response with these parts, deltas once; without any there is an empty message."""
+def response_event_types(parts):
+    """Return the event types of a response with these parts, deltas merged; without parts it has an empty message."""
     kinds = {"text": "output_text", "reasoning": "reasoning_text"}
     types = ["created", "in_progress"]
     for kind, text in parts or [("text", "")]:
@@ -312,7 +312,7 @@ def test_events_of_a_response(server, says, tokenizer, name):
     for limit, shown in limits(tokenizer, text):
         events = events_of(server, "/v1/responses", responses_body(limit))
         parts, reason = parts_of(shown), ending(text, shown)
-        assert once(event["type"] for event in events) == of_responses(parts)
+        assert merged_deltas(event["type"] for event in events) == response_event_types(parts)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         for event in events:
             RESPONSE_EVENT.validate_python(event)
@@ -342,7 +342,7 @@ def test_events_of_a_response(server, says, tokenizer, name):
         assert [without_ids(item) for item in whole["output"]] == [without_ids(item) for item in items]
         assert whole["usage"]["output_tokens"] == final["usage"]["output_tokens"]
         with server.client().responses.stream(model="tiny", **responses_body(limit)) as stream:
-            assert once(event.type for event in stream) == of_responses(parts)
+            assert merged_deltas(event.type for event in stream) == response_event_types(parts)
             assert stream.get_final_response().status == status
 
 
@@ -368,8 +368,8 @@ def test_an_error_ends_a_response(server, says, failing, after):
 # Messages
 
 
-def of_messages(parts):
-    """The types of the events of a message with these parts, deltas once."""
+def message_event_types(parts):
+    """Return the event types of a message with these parts, deltas merged."""
     types = ["message_start"]
     for _, text in parts:
         types += ["content_block_start", *["content_block_delta"] * bool(text), "content_block_stop"]
@@ -387,12 +387,12 @@ def anthropic():
 
 @pytest.fixture(scope="module")
 def claude(server, anthropic):
-    """Anthropic's client of the server."""
+    """Anthropic's client, connected to the server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
 def count_tokens(server):
-    """The tokens of the prompt, as they are counted without an output."""
+    """Return the number of prompt tokens according to the counting endpoint."""
     body = {"messages": MESSAGES, "tools": ANTHROPIC}
     return server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
 
@@ -406,7 +406,7 @@ def test_events_of_a_message(server, anthropic, claude, says, tokenizer, name):
     for limit, shown in limits(tokenizer, text):
         events = events_of(server, "/v1/messages", messages_body(limit))
         parts, reason = parts_of(shown), ending(text, shown)
-        assert once(event["type"] for event in events) == of_messages(parts)
+        assert merged_deltas(event["type"] for event in events) == message_event_types(parts)
         for event in events:
             message_event.validate_python(event)
         blocks = [event for event in events if event["type"] == "content_block_start"]
@@ -467,7 +467,7 @@ def test_events_of_steps(server, says, tokenizer, name):
         assert kinds == ["start", *["step"] * (len(events) - 2), "end"]
         assert [data["index"] for kind, data in events if kind == "step"] == list(range(len(events) - 2))
         seconds = [data["seconds"] for kind, data in events if kind == "step"]
-        assert seconds == sorted({*seconds}), "each since the prompt was read"
+        assert seconds == sorted({*seconds}), "measured from the end of the prefill"
         tokens = [token for kind, data in events if kind == "step" for token in data["tokens"]]
         assert tokens == [*ids, 0][:limit]
         shown = "".join("".join(data["texts"]) for kind, data in events if kind == "step") + events[-1][1]["text"]

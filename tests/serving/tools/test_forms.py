@@ -1,4 +1,4 @@
-"""Answers of a given form."""
+"""Structured outputs."""
 
 import asyncio
 import collections
@@ -16,7 +16,7 @@ from token_recycling.serving import grammars
 from token_recycling.serving.errors import CancelledError
 
 
-def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model, tokenizer, monkeypatch):
+def test_slow_compilation_blocks_neither_free_text_nor_other_keys(model, tokenizer, monkeypatch):
     running, release = collections.Counter(), threading.Event()
 
     def compiling(self, form, gone):
@@ -44,7 +44,7 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
         assert {one.result().status_code for one in asking} == {400}
 
 
-def test_nothing_compiles_for_a_client_that_has_gone(model, tokenizer):
+def test_compilation_is_skipped_for_a_disconnected_client(model, tokenizer):
     compiling = grammars.Grammars(Loaded(model, tokenizer))
     with pytest.raises(CancelledError):
         asyncio.run(compiling.grammar("response_format", ("regex", "a", True), "", gone=lambda: True))
@@ -68,7 +68,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("asked", "same"), SAME)
-def test_one_form_may_be_stated_in_several_ways(server, asked, same):
+def test_equivalent_constraints_have_equal_outputs(server, asked, same):
     texts = [completion(server, max_tokens=60, seed=3, **body).choices[0].text for body in (asked, same, {})]
     assert texts[0] == texts[1] != texts[2]
     choices = asked["structured_outputs"].get("choice")
@@ -76,7 +76,7 @@ def test_one_form_may_be_stated_in_several_ways(server, asked, same):
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_answers_have_the_form(server, temperature):
+def test_answers_satisfy_their_constraint(server, temperature):
     for seed in range(3):
         how = {"temperature": temperature, "seed": seed, "max_tokens": 60}
         said = completion(server, structured_outputs={"regex": "[a-c]{7}x"}, **how).choices[0]
@@ -88,7 +88,7 @@ def test_answers_have_the_form(server, temperature):
     assert begun[0] == "{"
 
 
-def test_a_call_must_be_made_in_the_marks_of_the_family(server):
+def test_forced_call_uses_the_delimiters_of_the_model(server):
     choice = {"type": "function", "function": {"name": "go"}}
     said = chat(server, tools=HELD, tool_choice=choice, temperature=0, max_tokens=200).choices[0]
     (call,) = said.message.tool_calls
@@ -97,8 +97,8 @@ def test_a_call_must_be_made_in_the_marks_of_the_family(server):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict):
-    """Agents give both: a form alone would forbid every call."""
+def test_output_with_tools_and_schema_is_a_call_or_satisfies_the_schema(server, strict):
+    """Agents send both; the schema alone would forbid every call."""
     tools = [{"type": "function", "function": {**HELD[0]["function"], "strict": strict}}]
     kinds = set()
     for seed in range(6):
@@ -116,8 +116,8 @@ def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict
 
 
 @pytest.mark.parametrize("tools", [None, HELD])
-def test_a_form_comes_after_reasoning_that_the_prompt_began(server, says, tokenizer, monkeypatch, tools):
-    """Else all of it would be read as reasoning, and the content empty."""
+def test_constraint_applies_after_reasoning_begun_by_the_prompt(server, says, tokenizer, monkeypatch, tools):
+    """Otherwise the whole output would be parsed as reasoning."""
     monkeypatch.setattr(
         tokenizer, "chat_template", tokenizer.chat_template.replace("assistant: ", "assistant: <think>")
     )
@@ -126,7 +126,7 @@ def test_a_form_comes_after_reasoning_that_the_prompt_began(server, says, tokeni
     assert (message.content.strip(), message.model_extra["reasoning_content"]) == ('{"at":"here"}', "well")
 
 
-def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
+def test_constrained_output_is_the_same_with_and_without_drafts(server, model, tokenizer):
     form = {"structured_outputs": {"regex": "(ab|cd|ef){6,20}"}}
     body = {"prompt": "for index in", **form, "temperature": 0, "max_tokens": 60}
     drafted = completion(server, **body)

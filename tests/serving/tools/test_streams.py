@@ -1,4 +1,4 @@
-"""What earlier turns leave to be read, and what is held back of a text beside tools."""
+"""Malformed calls of earlier turns, prefilled answers, and stop strings with tools."""
 
 import re
 from functools import partial
@@ -25,8 +25,8 @@ READS_OBJECTS = (
 
 @pytest.mark.parametrize("objects", [False, True])
 @pytest.mark.parametrize("arguments", MALFORMED)
-def test_malformed_arguments_of_earlier_calls_are_taken(server, tokenizer, monkeypatch, arguments, objects):
-    """A model wrote them, and the client repeats them with every request that follows."""
+def test_malformed_arguments_of_earlier_calls_are_accepted(server, tokenizer, monkeypatch, arguments, objects):
+    """The model generated them, and the client repeats them in every later request."""
     if objects:
         monkeypatch.setattr(tokenizer, "chat_template", READS_OBJECTS)
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -44,8 +44,8 @@ def test_malformed_arguments_of_earlier_calls_are_taken(server, tokenizer, monke
     assert server.post("/v1/responses", {"input": items, "max_output_tokens": 2}).status_code == 200
 
 
-def test_malformed_arguments_are_shown_as_they_were_written(server, tokenizer, monkeypatch):
-    """To templates that take text, and in words."""
+def test_malformed_arguments_are_rendered_verbatim(server, tokenizer, monkeypatch):
+    """By templates that take text, and in prompted tools."""
     shown = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
     written = '{"at": 1'
     call = {"function": {"name": "look", "arguments": written}}
@@ -58,8 +58,8 @@ def test_malformed_arguments_are_shown_as_they_were_written(server, tokenizer, m
         assert longer >= len(tokenizer(written)["input_ids"])
 
 
-def test_what_the_client_prefilled_is_not_said_again(server, says):
-    """Where a parser reads the output, which begins in the midst of it."""
+def test_prefilled_text_is_not_repeated(server, says):
+    """The parser starts in the middle of the message."""
     for begun in ("so ", "so\n", "<think>we", "so"):
         says("ell</think>done" if "think" in begun else " done")
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": begun}]
@@ -75,8 +75,8 @@ def test_what_the_client_prefilled_is_not_said_again(server, says):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_text_that_ends_like_a_stop_string_begins_is_shown_whole(server, says, length):
-    """Beside tools a parser reads the text: what is held back for a stop string comes at the end."""
+def test_partial_stop_string_at_the_end_is_shown(server, says, length):
+    """With tools, a parser holds back text for a stop string; the text appears at the end."""
     says(f"{THOUGHT}It ends here")
     stop = "It ends here"[-length:] + "?"
     body = {"tools": TOOLS, "stop": [stop], "max_tokens": 60}
@@ -97,8 +97,8 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "a well"}}</tool_call>'
         (f"{THOUGHT}See:{CALL}{CALL}", "See:", "tool_calls"),
     ],
 )
-def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, said, text, reason):
-    """As in vllm-project/vllm#52393: reasoning repeats words of the prompt."""
+def test_stop_strings_ignore_reasoning_and_calls(server, says, said, text, reason):
+    """See vllm-project/vllm#52393: reasoning repeats words of the prompt."""
     says(said)
     choice = chat(server, tools=TOOLS, stop=["well", "<end>"], max_tokens=250).choices[0]
     assert (choice.message.content, choice.finish_reason) == (text, reason)
@@ -107,7 +107,7 @@ def test_stop_strings_are_of_the_text_beside_reasoning_and_calls(server, says, s
 
 
 class Written:
-    """A tokenizer whose tokens are written as listed: a delimiter may end within one."""
+    """A tokenizer with the listed tokens; a delimiter may end within a token."""
 
     all_special_ids: ClassVar = []
     all_special_tokens: ClassVar = []
@@ -133,8 +133,8 @@ STOPS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "ab", "ba", ">a",
 
 
 @given(st.lists(st.sampled_from(SAID), max_size=4), st.lists(st.sampled_from(STOPS), min_size=1, max_size=2))
-def test_stop_strings_are_of_the_tokens_that_are_not_within_reasoning_or_a_call(tokenizer, said, stops):
-    """A delimiter may be one, or a part of one."""
+def test_stop_strings_match_only_tokens_outside_reasoning_and_calls(tokenizer, said, stops):
+    """A stop string may be a delimiter or part of one."""
     config = GenerationConfig(eos_token_id=None, stop_strings=stops, max_new_tokens=99)
     output = Output(Written(), config, partial(tokenizer.get_response_parser, prefix=""))
     text = counted = ""
@@ -150,8 +150,8 @@ def test_stop_strings_are_of_the_tokens_that_are_not_within_reasoning_or_a_call(
 
 
 @pytest.mark.parametrize("stop", [None, ["never"], ["<end>", "well"]])
-def test_every_output_is_parsed_once(server, says, tokenizer, monkeypatch, stop):
-    """Stop strings are looked for in what is parsed to be shown."""
+def test_output_is_parsed_once(server, says, tokenizer, monkeypatch, stop):
+    """Stop strings are searched in the parsed output."""
     parsers, usual = [], tokenizer.get_response_parser
     monkeypatch.setattr(tokenizer, "get_response_parser", lambda *a, **b: parsers.append(1) or usual(*a, **b))
     says(f"{THOUGHT}Done")
@@ -165,8 +165,8 @@ def test_every_output_is_parsed_once(server, says, tokenizer, monkeypatch, stop)
 @pytest.mark.parametrize(
     "said", [f"{THOUGHT}done", f'{THOUGHT}<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>']
 )
-def test_log_probabilities_of_marks_are_streamed_too(server, says, said):
-    """They show nothing, and stand beside nothing that is shown."""
+def test_log_probabilities_of_delimiters_are_streamed(server, says, said):
+    """Delimiters add no text to the stream."""
     says(said)
     body = {"tools": TOOLS, "max_tokens": 60, "logprobs": True}
     whole = [one.token for one in chat(server, **body).choices[0].logprobs.content]
@@ -181,8 +181,8 @@ CALLS = st.builds(call_piece, st.integers(0, 2), st.just("look"), LETTERS)
 
 
 @given(st.lists(PIECES | CALLS))
-def test_pieces_are_put_together_by_kind_and_call(pieces):
-    """What names a function begins a piece, even without arguments; other pieces have a text."""
+def test_merged_joins_pieces_by_kind_and_call(pieces):
+    """A function name begins a new piece, even without arguments; other pieces have text."""
     begun, keyed = 0, []
     for piece in pieces:
         begun += piece.name is not None

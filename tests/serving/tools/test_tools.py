@@ -24,11 +24,11 @@ CALL = ("look", {"at": 1})
 CLAUDES = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 NO_CALLS = ("{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}')
 READ = [
-    # What is said, and of it: the text, what was thought, the calls, how it ended.
+    # Output, then its text, reasoning, calls and finish reason.
     (SAID, "Let me see.", None, [CALL], "tool_calls"),
     (SAID * 2, "Let me see.Let me see.", None, [CALL, CALL], "tool_calls"),
     (f"{THOUGHT}done", "done", "well", [], "stop"),
-    *((f"<think>{thought or ''}", "", thought, [], "stop") for thought in ("well", None)),  # ends without its mark
+    *((f"<think>{thought or ''}", "", thought, [], "stop") for thought in ("well", None)),  # no closing delimiter
     (f"{THOUGHT}{SAID}", "Let me see.", "well", [CALL], "tool_calls"),
     (f"{SAID}{OPEN}{{", "Let me see.", None, [CALL], "tool_calls"),
     (f"{SAID[11:]}\n", None, None, [CALL], "tool_calls"),  # vllm-project/vllm#28331
@@ -40,8 +40,8 @@ READ = [
 
 
 @pytest.mark.parametrize(("said", "text", "thought", "calls", "reason"), READ)
-def test_calls_and_thoughts_are_told_as_such(server, says, said, text, thought, calls, reason):
-    """What is no call is text, where the model writes something else between the marks or the text ends in them."""
+def test_calls_and_reasoning_are_separated_from_text(server, says, said, text, thought, calls, reason):
+    """Malformed calls are returned as text: other content between the delimiters, or no closing delimiter."""
     says(said)
     choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
     made = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
@@ -49,7 +49,7 @@ def test_calls_and_thoughts_are_told_as_such(server, says, said, text, thought, 
     assert (choice.message.content, choice.message.model_extra.get("reasoning_content")) == (text, thought)
 
 
-def test_special_tokens_that_delimit_nothing_are_not_shown(tokenizer):
+def test_other_special_tokens_are_not_shown(tokenizer):
     template, tokenizer = tokenizer.response_template, tiny.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
     parser = partial(tokenizer.get_response_parser, template, prefix="")
@@ -59,7 +59,7 @@ def test_special_tokens_that_delimit_nothing_are_not_shown(tokenizer):
     assert (shown.of("reasoning"), shown.of("text")) == ("well", "done")
 
 
-def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
+def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "where?"}]},
         {"type": "reasoning", "id": "r", "summary": []},
@@ -88,7 +88,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("family", WRITTEN)
-def test_what_families_write_is_known(family):
+def test_calls_of_model_families_are_parsed(family):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
     config = types.SimpleNamespace(model_type=family)
@@ -120,7 +120,7 @@ def test_what_families_write_is_known(family):
     ],
     ids=str,
 )
-def test_arguments_without_quotes_are_of_the_types_of_their_schemas(schema, written, value):
+def test_unquoted_arguments_have_the_types_of_their_schemas(schema, written, value):
     defs = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}, "level": {"enum": [1, 2]}}
     assert _read({"type": "object", "properties": {"at": schema}, "$defs": defs}, _unquoted(written)) == value
 
@@ -201,15 +201,15 @@ def test_arguments_without_quotes_are_read_as_values_of_their_schemas(schema, ad
         jsonschema.validate(_read(parameters, _unquoted(text)), {**schema, "$defs": defs})
 
 
-def test_no_tools_are_shown_where_none_may_be_used(server):
+def test_tool_choice_none_hides_the_tools(server):
     shown = chat(server, tools=TOOLS, max_tokens=1).usage.prompt_tokens
     hidden = chat(server, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
     assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
 
 
 @pytest.mark.parametrize("arguments", ['{"at": "a long', '{"at": 1}', '{"at": 1}}'])
-def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(server, says, tokenizer, arguments):
-    """Streamed or whole, within its arguments or behind them."""
+def test_truncated_call_is_shown_as_far_as_generated(server, says, tokenizer, arguments):
+    """Streamed or whole, within its arguments or after them."""
     begun = f'<tool_call>{{"name": "look", "arguments": {arguments}'
     says(f"{begun} story")
     limit, arguments = len(tokenizer(begun)["input_ids"]), arguments.replace("}}", "}")
@@ -226,7 +226,7 @@ def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(server, says, tokeniz
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_malformed_arguments_are_a_call_whole_and_streamed(server, says, stream):
+def test_malformed_arguments_are_returned_as_a_call(server, says, stream):
     says('<tool_call>{"name": "look", "arguments": {"at": }}</tool_call>')
     if stream:
         events = streamed_chat(server, tools=TOOLS, max_tokens=200)

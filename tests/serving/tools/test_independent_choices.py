@@ -1,7 +1,7 @@
-"""Choices of a request, and requests at once, read, stop and score each its own output.
+"""Choices of a request, and concurrent requests, parse, stop and score their outputs independently.
 
-Every choice says another text, by its seed: one with reasoning, one with calls, one that stops, one that is malformed.
-The reference is a request of one choice with that seed, made alone.
+The seed of a choice selects its text: reasoning, calls, a stop string or a malformed call. The reference is a separate
+request of one choice with that seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ N, STOP = 4, ["top h"]
 
 
 class Sampled(LogitsProcessor):
-    """Lets a model say one of some texts: the random numbers of the output choose where they part."""
+    """Makes a model emit one of several texts; random numbers choose where the texts diverge."""
 
     def __init__(self, texts, prompt_tokens):
         self.texts, self.prompt_tokens = texts, prompt_tokens
@@ -48,7 +48,7 @@ class Sampled(LogitsProcessor):
 
 
 @pytest.fixture(autouse=True)
-def saying(monkeypatch, tokenizer):
+def scripted_texts(monkeypatch, tokenizer):
     usual = generation.processors
     texts = [[*tokenizer(text)["input_ids"], 0] for text in TEXTS]
 
@@ -64,7 +64,7 @@ def asked(seed, **more):
 
 
 def shown(choice):
-    """All of a choice but its index and the ids of its calls."""
+    """Return all of a choice except its index and the ids of its calls."""
     message = choice.message
     calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
     tokens = [one.token for one in choice.logprobs.content]
@@ -73,7 +73,7 @@ def shown(choice):
 
 
 def streamed(events):
-    """The same of every choice of a stream, by index."""
+    """Return the same for every choice of a stream, by index."""
     found = {}
     for choice in (choice for event in events for choice in event.choices):
         one = found.setdefault(choice.index, {"text": "", "thought": "", "calls": [], "tokens": [], "reason": None})
@@ -92,7 +92,7 @@ def streamed(events):
 
 
 @pytest.mark.parametrize("seed", thinned([11, 6], 2))
-def test_choices_of_a_chat(server, seed):
+def test_choices_of_a_chat_equal_separate_requests(server, seed):
     answers = [chat(server, **asked(seed + choice)) for choice in range(N)]
     alone = [shown(answer.choices[0]) for answer in answers]
     assert len({str(one[1:]) for one in alone}) > 2
@@ -110,7 +110,7 @@ def test_choices_of_a_chat(server, seed):
         assert part == (whole[0], whole[1] or "", whole[2] or "", *whole[3:])
 
 
-def test_choices_and_prompts_of_completions(server):
+def test_choices_of_completions_equal_separate_requests(server):
     body = {"temperature": 1, "max_tokens": 90, "logprobs": 0, "stop": STOP}
     alone = [
         completion(server, prompt=prompt, seed=seed, **body).choices[0] for prompt in "ab" for seed in range(17, 17 + N)
@@ -128,8 +128,8 @@ def test_choices_and_prompts_of_completions(server):
     assert any(one.text.startswith("Five") and one.text.endswith("a s") for one in alone)
 
 
-def test_requests_at_once(server):
-    """Of all kinds: chats with and without functions, whole and streamed, and completions."""
+def test_concurrent_requests_equal_separate_requests(server):
+    """Whole and streamed chats with functions, and completions."""
 
     def plain(seed):
         return completion(server, prompt="a", temperature=1, seed=seed, max_tokens=60).choices[0].text

@@ -1,4 +1,4 @@
-"""Functions in words, where a template shows none or nobody knows how they are called."""
+"""Prompted tools, for templates that show no tools and models whose format of calls is unknown."""
 
 import json
 import types
@@ -31,7 +31,7 @@ NO_SYSTEM = "{% for m in messages if m.role == 'system' %}{{ raise_exception('no
 
 
 def prompt_of(template, messages, **more):
-    """What a model is shown of a chat whose template shows no tools."""
+    """Return the prompt of a chat whose template shows no tools."""
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages, **more})
@@ -42,7 +42,7 @@ def prompt_of(template, messages, **more):
     )
 
 
-def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
+def test_reasons_for_prompted_tools(tokenizer, monkeypatch):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
     assert why_prompted_tools(loaded) is None
     monkeypatch.setattr(tokenizer, "response_template", None)
@@ -71,7 +71,7 @@ def test_without_system_messages_functions_are_listed_before_the_question():
 
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
 def test_calls_and_results_become_messages(more):
-    """Two results and the question behind them are one message, since many templates refuse two of a user in a row."""
+    """Two results and the next question form one message, since many templates refuse consecutive user messages."""
     assert prompt_of(TEMPLATE, USED, **more) == (
         "user: where?\nassistant: Let me see.\n"
         '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
@@ -81,17 +81,17 @@ def test_calls_and_results_become_messages(more):
 
 
 @pytest.fixture
-def in_words_alone(request, monkeypatch, tokenizer):
-    """The template shows no tools, or nobody knows how the model calls them, or both."""
-    if request.param != "unread":
+def prompted_tools(request, monkeypatch, tokenizer):
+    """The template shows no tools, or the model's format of calls is unknown, or both."""
+    if request.param != "unknown format":
         monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     if request.param != "not shown":
         monkeypatch.setattr(tokenizer, "response_template", None)
 
 
-@pytest.mark.parametrize("in_words_alone", ["unread", "not shown", "both"], indirect=True)
-@pytest.mark.usefixtures("in_words_alone")
-def test_what_is_called_in_words_is_read(server, says):
+@pytest.mark.parametrize("prompted_tools", ["unknown format", "not shown", "both"], indirect=True)
+@pytest.mark.usefixtures("prompted_tools")
+def test_prompted_calls_are_parsed(server, says):
     says(SAID)
     choice = chat(server, tools=TOOLS, max_tokens=300).choices[0]
     (call,) = choice.message.tool_calls
@@ -102,11 +102,11 @@ def test_what_is_called_in_words_is_read(server, says):
     assert "".join(part.arguments for part in streamed) == call.function.arguments
 
 
-@pytest.mark.parametrize("in_words_alone", ["unread", "both"], indirect=True)
-@pytest.mark.usefixtures("in_words_alone")
+@pytest.mark.parametrize("prompted_tools", ["unknown format", "both"], indirect=True)
+@pytest.mark.usefixtures("prompted_tools")
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
 @pytest.mark.parametrize("several", [True, False])
-def test_calls_alone_must_be_made_in_words(server, choice, several):
+def test_required_prompted_call_is_the_whole_output(server, choice, several):
     how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": several, "temperature": 0, "max_tokens": 300}
     said = chat(server, **how).choices[0]
     call, *more = said.message.tool_calls
