@@ -1,4 +1,4 @@
-"""Tool calls as families write them: what their grammars admit, with text and reasoning around the calls."""
+"""Grammars of tool calls for every model family, with text and reasoning around the calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL = {
     ),
     "harmony": ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|constrain|>", "<|start|>"),
 }  # fmt: skip
-"""Special tokens of tokenizers; other families write their delimiters as text."""
+"""Special tokens of each tokenizer; other families write their delimiters as text."""
 JSON = '{{"name": "{}", "arguments": {}}}'
 WRITTEN = {
     "qwen_3": lambda name, at: f"<tool_call>\n{JSON.format(name, at)}\n</tool_call>",
@@ -65,7 +65,7 @@ def grammar_of(family, special=True, functions=FUNCTIONS, **how) -> tuple[Gramma
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", ["auto", "required", "named"])
-def test_a_family_writes_its_calls(family, mode, special):
+def test_grammar_admits_the_calls_of_its_family(family, mode, special):
     if not special and family == "harmony":
         pytest.skip("its messages are made of special tokens")
     functions = FUNCTIONS[:1] if mode == "named" else FUNCTIONS
@@ -86,7 +86,7 @@ def test_a_family_writes_its_calls(family, mode, special):
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "harmony"])
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_reasoning_comes_first(family, mode):
+def test_reasoning_precedes_calls(family, mode):
     call = WRITTEN[family]("look", '{"at": 12}')
     grammar, marks = grammar_of(family, mode=mode, thinking="possible")
     assert admits(grammar, call, marks)
@@ -96,7 +96,7 @@ def test_reasoning_comes_first(family, mode):
     assert not admits(grammar, call, marks)
 
 
-def test_messages_of_harmony():
+def test_channels_of_harmony():
     grammar, marks = grammar_of("harmony")
     analysis = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
     assert admits(grammar, analysis + WRITTEN["harmony"]("look", '{"at": 1}'), marks)
@@ -107,8 +107,8 @@ def test_messages_of_harmony():
 
 
 @pytest.mark.parametrize("mode", ["auto", "none"])
-def test_a_form_without_functions_comes_after_reasoning(mode):
-    """As final message, where the family has channels."""
+def test_constraint_without_functions_applies_after_reasoning(mode):
+    """In the final channel if the family has channels."""
     form = ("regex", "[ab]{2}", True)
     grammar, marks = grammar_of("harmony", functions=[], mode=mode, form=form)
     final = "<|channel|>final<|message|>ab"
@@ -121,7 +121,7 @@ def test_a_form_without_functions_comes_after_reasoning(mode):
         assert not admits(grammar, f"{texts[0]}c", marks)
 
 
-def test_one_call_where_there_may_not_be_several():
+def test_without_parallel_calls_only_one_call_is_admitted():
     grammar, _ = grammar_of("qwen_3", parallel=False)
     call = WRITTEN["qwen_3"]("look", '{"at": 12}')
     assert [admits(grammar, text) for text in (call, f"{call}\n{call}", FREE[0])] == [True, False, True]
@@ -138,7 +138,7 @@ def test_one_call_where_there_may_not_be_several():
         (("grammar", 'root ::= "x/" | "y"', True), "x/"),
     ],
 )
-def test_calls_or_a_form(form, admitted):
+def test_output_is_a_call_or_satisfies_the_constraint(form, admitted):
     grammar, _ = grammar_of("qwen_3", thinking="possible", form=form)
     call = WRITTEN["qwen_3"]("go", "{}")
     assert [admits(grammar, text) for text in (call, admitted, f"<think>a</think>{admitted}", "no")] == [True] * 3 + [
@@ -147,7 +147,7 @@ def test_calls_or_a_form(form, admitted):
 
 
 @pytest.mark.parametrize("family", ["qwen_3_coder", "glm_4_7"])
-def test_strings_stand_without_quotes(family):
+def test_tagged_strings_have_no_quotes(family):
     form = {
         "qwen_3_coder": "<parameter={}>\n{}\n</parameter>\n",
         "glm_4_7": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
@@ -183,7 +183,7 @@ def test_strings_stand_without_quotes(family):
     ],
     ids=str,
 )
-def test_values_beside_other_keywords_satisfy_all_of_them(family, schema, admitted, refused):
+def test_tagged_values_satisfy_all_keywords_of_their_schema(family, schema, admitted, refused):
     form = {"qwen_3_coder": _PARAMETER, "glm_4_7": _ARGUMENT}[family]
     parameters = {"properties": {"at": schema}, "required": ["at"], "$defs": {"x": {"type": "null"}}}
     grammar, _ = grammar_of(family, functions=[Function("f", parameters, strict=True)], mode="required")
@@ -210,7 +210,7 @@ ROOTS = [
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("parameters", "admitted", "refused"), ROOTS)
-def test_parameters_are_objects_of_their_schema(parameters, admitted, refused, strict):
+def test_arguments_are_objects_of_the_parameters_schema(parameters, admitted, refused, strict):
     grammar, _ = grammar_of("qwen_3", functions=[Function("f", parameters, strict)], mode="required")
     assert admits(grammar, WRITTEN["qwen_3"]("f", admitted))
     assert not admits(grammar, WRITTEN["qwen_3"]("f", refused))
@@ -229,7 +229,7 @@ def test_parameters_are_objects_of_their_schema(parameters, admitted, refused, s
         ("glm_4_7", {"properties": {"a": {"enum": ["x", " y"]}}}, "f: #/enum"),
     ],
 )
-def test_a_function_is_refused_by_its_name_and_keyword(family, parameters, place):
+def test_unenforceable_parameters_are_refused_by_function_and_keyword(family, parameters, place):
     with pytest.raises(ValueError, match=place):
         grammar_of(family, functions=[Function("f", parameters, strict=True)])
     if parameters.get("type") != "string":

@@ -1,4 +1,4 @@
-"""Texts that are held to a grammar: the same as `generate`'s with the same processor, and in fewer steps."""
+"""Outputs constrained by a grammar equal those of `generate` with the same processor, in fewer steps."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def state_of(automaton, place=0):
 
 
 @pytest.mark.parametrize(("seed", "sample"), paired(range(3), [False, True]))
-def test_the_text_is_that_of_generate(seed, sample):
+def test_constrained_output_equals_generate(seed, sample):
     model, automaton = tiny.llama(seed), random_automaton(seed)
     texts = []
     for call in (model.generate, lambda *one, **how: tr.generate(model, *one, **how)):
@@ -40,7 +40,7 @@ def test_the_text_is_that_of_generate(seed, sample):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_drafter_is_held_to_it(name, tmp_path):
+def test_constrained_output_of_every_drafter_equals_generate(name, tmp_path):
     model, automaton, stats = tiny.llama(4), random_automaton(4), tr.Stats()
     drafter = example(name, model, tmp_path)
     plain = model.generate(PROMPT, **asked(automaton))
@@ -48,14 +48,14 @@ def test_any_drafter_is_held_to_it(name, tmp_path):
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "suffix", "fuse:parts=suffix+recycling"])
-def test_what_is_forced_is_drafted_at_once(drafter):
+def test_forced_tokens_are_drafted_together(drafter):
     model, stats = tiny.llama(), tr.Stats()
     text = tr.generate(model, PROMPT, drafter=drafter, stats=stats, **asked(CHAIN))
     assert text[0, 7:].tolist() == [*range(1, 41)]
     assert stats.mat > 6
 
 
-def test_forbidden_nodes_give_way_to_forced_ones():
+def test_forbidden_nodes_are_replaced_by_forced_ones():
     automaton = [{1: 1, 2: 1}, {7: 2}, {8: 3}, {9: 0}]
     tree = Template((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
     draft = Draft([5, 1, 3, 2, 6, 1], tree.parents, [1, 0.5, 0.3, 0.2, 0.5, 0.5])
@@ -66,7 +66,7 @@ def test_forbidden_nodes_give_way_to_forced_ones():
     assert fitted.depth < 9
 
 
-def test_nodes_that_are_drawn_or_needed_stay():
+def test_sampled_and_needed_nodes_are_kept():
     automaton = [{1: 1}, {7: 0}]
     tree, tokens, state = Template((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
     drawn = Draft(tokens, tree.parents, sampled_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
@@ -78,7 +78,7 @@ def test_nodes_that_are_drawn_or_needed_stay():
     assert cut.tokens.tolist() == [5, 1]
 
 
-def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another_was_taken():
+def test_longest_token_of_a_forced_string_is_likely_until_another_is_learned():
     # AB is forced; token 0 is A, token 1 is B, token 2 is both.
     automaton = [{0: 1, 2: 2}, {1: 2}, {3: 2}]
     whole = State(type("Forced", (_Place,), {"forced": "ABDDD"})(automaton, 0), 2)
@@ -91,8 +91,8 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     assert dict(grammar_statistics.probabilities(whole, []))[0] > 0.8
 
 
-def _forced(said):
-    return State(type("Forced", (_Place,), {"forced": said})([{3: 0}], 0), 2)
+def _forced(string):
+    return State(type("Forced", (_Place,), {"forced": string})([{3: 0}], 0), 2)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def _forced(said):
         ('root ::= "ab" next\nnext ::= "é" next', "ab" + "é" * 127),
     ],
 )
-def test_a_grammar_forces_a_string_of_limited_length(form, expected):
-    """xgrammar's own search for it does not end where a grammar has no end."""
+def test_forced_string_has_a_limited_length(form, expected):
+    """xgrammar's own search for the string does not terminate if the grammar has no end."""
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.contrib.hf import LogitsProcessor
 

@@ -1,4 +1,4 @@
-"""A grammar library that fails costs drafts, never the call or its output; and no clock decides where none may."""
+"""Failures of a grammar library cost drafts, never the call or its output; times change no reproducible drafts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PROMPT = tiny.prompt(0, 6)
 
 
 class PanicError(BaseException):
-    """As compiled libraries raise: it is no `Exception`."""
+    """An error like those of compiled libraries, which is no `Exception`."""
 
 
 def failing(error, after=0):
-    """A function that returns None so often, then raises."""
+    """Return a function that returns None `after` times, then raises the error."""
     calls = []
 
     def fail(*_):
@@ -39,7 +39,7 @@ def failing(error, after=0):
 
 
 class Failing(AutomatonProcessor):
-    """Its matcher fails in one of its methods, at once or later."""
+    """One method of its matcher fails, immediately or later."""
 
     def __init__(self, automaton, method, error, after):
         super().__init__(automaton, 64)
@@ -91,30 +91,28 @@ METHODS, DRAFTERS = ["first_state", "fill", "after", "forced"], ["recycling", "p
 @pytest.mark.parametrize(
     ("method", "after", "drafter", "error"), thinned(product(METHODS, [0, 3], DRAFTERS, [FAULT, PANIC]), every=5)
 )
-def test_a_library_that_fails_loses_drafts_alone(model, plain, drafter, method, after, error, caplog):
-    texts = []
-    with caplog.at_level(logging.WARNING, "token_recycling"):
-        for _ in range(2):
-            processor = Failing(AUTOMATON, method, error, after)
-            texts.append(tr.generate(model, PROMPT, drafter=drafter, logits_processor=[processor], **ARGUMENTS))
-    assert all(torch.equal(text, plain) for text in texts)
+def test_failing_library_does_not_change_the_output(model, plain, drafter, method, after, error):
+    for _ in range(2):
+        processor = Failing(AUTOMATON, method, error, after)
+        text = tr.generate(model, PROMPT, drafter=drafter, logits_processor=[processor], **ARGUMENTS)
+        assert torch.equal(text, plain)
 
 
-def test_the_failure_is_logged(model, caplog):
+def test_failure_is_logged(model, caplog):
     processor = Failing(random_automaton(1), "first_state", ValueError("no transitions"), 0)
     with caplog.at_level(logging.WARNING, "token_recycling"):
         tr.generate(model, PROMPT, logits_processor=[processor], max_new_tokens=4, do_sample=False)
     assert "no transitions" in caplog.text
 
 
-def test_an_interruption_is_no_failure_of_a_library(model):
+def test_keyboard_interrupt_is_raised(model):
     processor = Failing(random_automaton(1), "fill", KeyboardInterrupt(), 0)
     with pytest.raises(KeyboardInterrupt):
         tr.generate(model, PROMPT, logits_processor=[processor], max_new_tokens=4, do_sample=False)
 
 
 def outlines_core_without_transitions():
-    """As outlines' processor with an index that has no transitions, from which the vocabulary cannot be told."""
+    """Return a processor like that of outlines, whose index has no transitions and so reveals no vocabulary."""
 
     class Index:
         def get_transitions(self):
@@ -128,7 +126,7 @@ def outlines_core_without_transitions():
 
 
 def renamed_attribute():
-    """As a later release of a library, which has another attribute."""
+    """Return a processor like that of a later release, which has renamed an attribute."""
     processor = AutomatonProcessor([{0: 0}], 64)
     kind = type("LogitsProcessor", (AutomatonProcessor,), {"__module__": "xgrammar.contrib.hf", "first_state": None})
     kind.__qualname__ = "LogitsProcessor"
@@ -137,7 +135,7 @@ def renamed_attribute():
 
 
 @pytest.mark.parametrize("make", [outlines_core_without_transitions, renamed_attribute])
-def test_private_attributes_may_be_missing(model, make):
+def test_missing_private_attributes_disable_the_constraint(model, make):
     assert constraint_of([make()], PROMPT, 6) is None
     text = tr.generate(model, PROMPT, logits_processor=[make()], max_new_tokens=5, do_sample=False)
     assert text[0, 6:].tolist() == [0] * 5
@@ -145,19 +143,15 @@ def test_private_attributes_may_be_missing(model, make):
     assert two[:, 6:].tolist() == [[0] * 5] * 2
 
 
-def test_a_state_whose_mask_is_lost_allows_everything_and_leads_nowhere():
+def test_state_without_a_mask_allows_every_token_and_has_no_successors():
     state = State(FailingPlace([{1: 0}], 0, Failing([{1: 0}], "fill", ValueError(), 0)), 2)
     assert state.allows(np.arange(64)).all()
     assert state.after(1) is None
     assert state.forced == ""
 
 
-def masks_of_a_slow_library(monkeypatch, slow):
-    monkeypatch.setattr(adapters, "_SLOW", -1.0 if slow else 1e9)
-
-
 @pytest.mark.parametrize("reproducible", [True, False])
-def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
+def test_mask_time_changes_drafts_only_if_not_reproducible(model, monkeypatch, reproducible):
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.contrib.hf import LogitsProcessor
 
@@ -166,7 +160,7 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
     compiled = compiler.compile_grammar('root ::= ("abcde" | "xyz")*')
 
     def drafted(slow):
-        masks_of_a_slow_library(monkeypatch, slow)
+        monkeypatch.setattr(adapters, "_SLOW", -1.0 if slow else 1e9)
         steps = tr.stream(
             model, PROMPT, max_new_tokens=24, logits_processor=[LogitsProcessor(compiled)], reproducible=reproducible
         )
@@ -176,8 +170,8 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_no_clock_decides_in_one_of_several_processes(model, monkeypatch, processes):
-    """Ranks with other drafts would wait for each other for ever."""
+def test_mask_time_is_ignored_with_several_processes(model, monkeypatch, processes):
+    """Ranks with different drafts would wait for each other forever."""
     timed = []
     monkeypatch.setattr(
         "token_recycling.grammar.constraint.constraint_of",

@@ -1,4 +1,4 @@
-"""Regular expressions of JSON Schema in Rust's syntax, and grammars of llama.cpp and xgrammar as Lark."""
+"""Translation of JSON Schema patterns to Rust's syntax, and of llama.cpp's and xgrammar's grammars to Lark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_matches_nothing_more_than_pythons(pattern):
+def test_pattern_matches_nothing_that_python_does_not(pattern):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = re.compile(pattern)
@@ -48,7 +48,7 @@ def test_a_pattern_matches_nothing_more_than_pythons(pattern):
      "^(?!-)(?!.*-$)", r"^(?!.*\.\.)", "^(?!.*ab)", r"^(?!.*\s)", "^(?!.*[b-z])", "^(?!ab|b$)",
      "^(?!(?:a|bb)$)[a-c]*$", "^(?!é).+", r"^(?!^[-.]*$)-?1*\.?1*$"],
 )  # fmt: skip
-def test_look_ahead_at_the_beginning_is_exact_but_for_line_ends(pattern):
+def test_leading_look_ahead_is_exact_except_at_line_ends(pattern):
     grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})
     letters = ["a", "b", "A", "1", ".", "-", " ", "é", "\n", "\u0085"]
     texts = ["".join(parts) for size in range(5) for parts in itertools.product(letters[: 12 - 2 * size], repeat=size)]
@@ -59,7 +59,7 @@ def test_look_ahead_at_the_beginning_is_exact_but_for_line_ends(pattern):
 
 
 @pytest.mark.parametrize("pattern", ["a\\", "[a", "[^"])
-def test_a_pattern_without_end_is_refused(pattern):
+def test_unterminated_pattern_is_refused(pattern):
     with pytest.raises(ValueError, match=r"ends with|not closed"):
         translated(pattern)
 
@@ -73,20 +73,20 @@ LOOKING_AROUND = ["^(?!a+)", "^(?=a)b|c", "(?=a)b", "^a(?!b)", "^(?=a)*b", "^(?!
      r"\U00000061", r"\pL", r"\p{Greek}", r"\1", r"\b*", "[]a]", "[^]a]", r"[\w-a]", r"[a-\d]", "(?x) a", "(?m)^a",
      "(?>a)", "a(?i)"],
 )  # fmt: skip
-def test_other_look_around_and_syntax_that_the_dialects_do_not_share_are_refused(pattern):
-    """Rust, which enforces patterns, reads most of the latter in a third way."""
+def test_other_look_around_and_syntax_of_one_dialect_are_refused(pattern):
+    """Rust, which enforces patterns, gives most of this syntax a third meaning."""
     with pytest.raises(ValueError, match="#/pattern"):
         compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})
 
 
 @pytest.mark.parametrize("control", [r"\x01", r"\u001f", r"\x7f", r"\0", r"\v", "\x02", r"[\x01\x02]"])
-def test_control_characters_are_never_left_out_of_a_pattern(control):
+def test_control_characters_of_a_pattern_are_not_dropped(control):
     grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": f"^(a{control}|b{control}?)$"})
     assert [text for text in ("a", "b", "ab") if admits(grammar, f'"{text}"')] == ["b"]
 
 
 @pytest.mark.parametrize("rest", [True, False, {"const": 2}])
-def test_a_name_before_a_newline_satisfies_what_python_demands_of_it(rest):
+def test_names_with_newlines_match_patterns_as_in_python(rest):
     schema = {"type": "object", "patternProperties": {"^a$": {"const": 1}}, "additionalProperties": rest}
     validator, grammar = jsonschema.Draft202012Validator(schema), compiled(TOKENIZER, "json_schema", schema)
     values = [{name: number} for name in ("a", "a\n", "\na", "a\n\n", "b") for number in (1, 2)]
@@ -99,7 +99,7 @@ def test_a_name_before_a_newline_satisfies_what_python_demands_of_it(rest):
     ("pattern", "admitted", "refused"),
     [("^a$", "a", "ba"), ("a|bc", "bc", "c"), (r"a\$", "a$", "a"), ("^(a|b)", "b", "ba"), ("[a-c]{3}x", "abcx", "abc")],
 )
-def test_a_regular_expression_is_of_whole_outputs(pattern, admitted, refused):
+def test_regular_expression_matches_whole_outputs(pattern, admitted, refused):
     grammar = compiled(TOKENIZER, "regex", pattern)
     assert admits(grammar, admitted)
     assert not admits(grammar, refused)
@@ -123,7 +123,7 @@ GRAMMARS = [
 @pytest.mark.parametrize(
     ("text", "admitted", "refused"), GRAMMARS, ids=lambda one: one if isinstance(one, str) else None
 )
-def test_a_grammar_admits_every_alternative(text, admitted, refused):
+def test_grammar_admits_every_alternative(text, admitted, refused):
     grammar = compiled(TOKENIZER, "grammar", text)
     assert [admits(grammar, one) for one in (*admitted, *refused)] == [True] * len(admitted) + [False] * len(refused)
 
@@ -162,13 +162,13 @@ RULES = st.recursive(
     ),
     max_leaves=6,
 )
-"""Bodies of rules, each with the regular expression of Python that means the same."""
+"""Bodies of rules, each with the equivalent regular expression of Python."""
 
 
 @fuzz(100)
 @given(RULES, st.booleans(), st.lists(st.text(LETTERS, max_size=4), max_size=8), st.integers(0, 999))
-def test_a_grammar_admits_what_a_regular_expression_matches(rule, recursive, texts, seed):
-    """Rules without recursion become one terminal, and those of a grammar with recursion go by characters."""
+def test_grammar_admits_the_same_texts_as_a_regular_expression(rule, recursive, texts, seed):
+    """Rules without recursion become one terminal; in a grammar with recursion, rules match single characters."""
     body, pattern = rule
     root = 'root ::= x | "%" y\ny ::= "(" y ")" | "z"' if recursive else "root ::= x"
     try:
@@ -201,6 +201,6 @@ def test_a_grammar_admits_what_a_regular_expression_matches(rule, recursive, tex
         ("root ::= []", "is empty"),
     ],
 )
-def test_a_grammar_that_cannot_be_read_is_refused(text, why):
+def test_invalid_grammar_is_refused(text, why):
     with pytest.raises(ValueError, match=why):
         compiled(TOKENIZER, "grammar", text)

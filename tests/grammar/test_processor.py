@@ -1,4 +1,4 @@
-"""The processor of `constrain` and its states: one matcher that goes from place to place, and outputs that must end."""
+"""The processor of `constrain` and its states, which share one matcher; outputs that must end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def allowed(mask):
     return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
 
 
-def test_masks_are_those_of_a_matcher_that_went_straight():
-    """Places are visited in any order, ends of sequences too."""
+def test_masks_equal_those_of_a_new_matcher():
+    """States are visited in any order, including ends of sequences."""
     grammar, draw = compiled(byte_tokenizer(), "json_schema", SCHEMA), random.Random(0)
     places = [(state_of_grammar(grammar), list[int]())]
     for _ in range(400):
@@ -40,7 +40,7 @@ def test_masks_are_those_of_a_matcher_that_went_straight():
             places.append((after, [*path, token]))
 
 
-def test_names_are_not_disguised_by_escapes():
+def test_escapes_do_not_bypass_property_names():
     schema = {
         "properties": {"a": {"type": "integer"}},
         "patternProperties": {"^b": {"type": "integer"}},
@@ -52,8 +52,8 @@ def test_names_are_not_disguised_by_escapes():
     assert not admits(grammar, '{"\\u0062": "x"}')
 
 
-def output(processor, tokens):
-    """What may follow each prefix of tokens, as `generate` asks."""
+def allowed_after(processor, tokens):
+    """Return the tokens allowed after each prefix, with the calls that `generate` makes."""
     ids, scores = torch.tensor([[7, 7]]), torch.zeros(1, 300)
     follows = [processor(ids, scores).isfinite()[0].nonzero()[:, 0].tolist()]
     for token in tokens:
@@ -62,31 +62,31 @@ def output(processor, tokens):
     return follows
 
 
-def test_a_processor_holds_one_sequence_and_lets_go_after_its_end():
+def test_processor_constrains_one_sequence_until_its_end():
     grammar = compiled(byte_tokenizer(), "regex", "ab?")
-    follows = output(GrammarProcessor(grammar), [*b"a", END])
+    follows = allowed_after(GrammarProcessor(grammar), [*b"a", END])
     assert follows[:2] == [[97], [98, END]]
     assert len(follows[2]) == 300
     processor = GrammarProcessor(grammar)
     assert processor.first_state() is not None
-    output(processor, [])
+    allowed_after(processor, [])
     assert processor.first_state() is None
 
 
 @pytest.mark.parametrize(
     ("form", "tokens"),
     [(("grammar", 'root ::= root root | "a" | root root root'), b"a" * 30), (("regex", "ab"), b"x")],
-    ids=["too complex", "a token that is not allowed"],
+    ids=["too complex", "forbidden token"],
 )
-def test_an_output_that_cannot_go_on_ends(form, tokens, monkeypatch):
+def test_output_that_cannot_continue_ends(form, tokens, monkeypatch):
     monkeypatch.setattr(compiling, "MAX_AMBIGUITY", 20)
-    assert output(GrammarProcessor(compiled(byte_tokenizer(), *form)), [*tokens])[-1] == [END]
+    assert allowed_after(GrammarProcessor(compiled(byte_tokenizer(), *form)), [*tokens])[-1] == [END]
 
 
-def test_masks_are_those_of_the_output_whatever_was_drafted():
+def test_masks_do_not_depend_on_drafts():
     processor, other = (tr.constrain(tiny.tokenizer(), json_schema=SCHEMA) for _ in range(2))
     state, ids = processor.first_state(), torch.tensor([[5]])
-    state.mask[:] = 0  # as if the matcher of drafts had lost its place
+    state.mask[:] = 0  # as if the matcher of drafts were in a wrong state
     for _ in range(8):
         scores = processor(ids, torch.zeros(1, 299))
         assert scores.equal(other(ids, torch.zeros(1, 299)))
@@ -104,16 +104,16 @@ def another_token(tokenizer):
 
 
 @pytest.mark.parametrize("change", [another_end, another_token])
-def test_a_tokenizer_that_changes_is_read_again(change):
+def test_changed_tokenizer_is_read_again(change):
     tokenizer = tiny.tokenizer()
     text = tokenizer.encode("ab", add_special_tokens=False)
-    before = output(tr.constrain(tokenizer, regex="(ab)*"), text)
+    before = allowed_after(tr.constrain(tokenizer, regex="(ab)*"), text)
     change(tokenizer)
-    after = output(tr.constrain(tokenizer, regex="(ab)*"), text)
-    assert after == output(tr.constrain(copy.deepcopy(tokenizer), regex="(ab)*"), text) != before
+    after = allowed_after(tr.constrain(tokenizer, regex="(ab)*"), text)
+    assert after == allowed_after(tr.constrain(copy.deepcopy(tokenizer), regex="(ab)*"), text) != before
 
 
-def test_special_tokens_are_in_no_string():
+def test_special_tokens_are_not_admitted_in_strings():
     grammar = compiled(byte_tokenizer("<|mark|>"), "json_schema", {"type": "string"})
     assert admits(grammar, json.dumps("a <|mark|> b"))
     assert not admits(grammar, json.dumps("a <|mark|> b"), special=("<|mark|>",))

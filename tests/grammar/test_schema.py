@@ -1,4 +1,4 @@
-"""JSON schemas: a strict one admits valid outputs alone, or is refused by keyword and place; `jsonschema` judges."""
+"""Strict JSON schemas admit only outputs that `jsonschema` validates, or are refused by the path of a keyword."""
 
 from __future__ import annotations
 
@@ -206,12 +206,12 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def judge(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+def validator_of(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(_newest(schema), format_checker=CHECKER)
 
 
 def _newest(schema: Any) -> Any:
-    """The same in the words of draft 2020-12: lists of items, booleans of limits and `dependencies` are older."""
+    """Rewrite a schema for draft 2020-12: lists in `items`, booleans in limits and `dependencies` are older."""
     if isinstance(schema, list):
         return [_newest(one) for one in schema]
     if not isinstance(schema, dict):
@@ -234,9 +234,9 @@ def _newest(schema: Any) -> Any:
     return schema
 
 
-def check(schema: dict[str, Any], seed: int, outputs: int = 8) -> list[str]:
-    """What is wrong with the grammar of a strict schema: outputs that are not valid."""
-    grammar, validator, wrong = compiled(TOKENIZER, "json_schema", schema), judge(schema), []
+def invalid_outputs(schema: dict[str, Any], seed: int, outputs: int = 8) -> list[str]:
+    """Return outputs that the grammar of a strict schema admits although they are invalid."""
+    grammar, validator, wrong = compiled(TOKENIZER, "json_schema", schema), validator_of(schema), []
     for value in VALUES:
         text = json.dumps(value, ensure_ascii=False)
         if admits(grammar, text) and not validator.is_valid(value):
@@ -250,24 +250,23 @@ def check(schema: dict[str, Any], seed: int, outputs: int = 8) -> list[str]:
 
 
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
-def test_a_strict_schema_admits_valid_outputs_alone(schema):
-    if judge(schema).is_valid(None) or any(map(judge(schema).is_valid, VALUES)):
-        assert check(schema, 1) == []
+def test_strict_schema_admits_only_valid_outputs(schema):
+    if validator_of(schema).is_valid(None) or any(map(validator_of(schema).is_valid, VALUES)):
+        assert invalid_outputs(schema, 1) == []
     else:
         with pytest.raises(ValueError, match="admits no"):
             compiled(TOKENIZER, "json_schema", schema)
 
 
-def test_what_is_valid_is_admitted_but_for_the_order_of_names():
-    """No more is left out than documented: objects that strict closes, and names in another order."""
+def test_schema_that_is_not_strict_admits_a_valid_integer():
     for schema in ENFORCED:
-        if judge(schema).is_valid(1):
+        if validator_of(schema).is_valid(1):
             grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
             assert admits(grammar, "1"), schema
 
 
 @pytest.mark.parametrize(("place", "schema"), [(place, schema) for place in REFUSED for schema in REFUSED[place]])
-def test_what_cannot_be_enforced_is_refused_by_its_place(place, schema):
+def test_unenforceable_keywords_are_refused_by_their_path(place, schema):
     with pytest.raises(ValueError, match=r".") as refused:
         compiled(TOKENIZER, "json_schema", schema)
     assert place in str(refused.value)
@@ -283,17 +282,17 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(place, schema):
         {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
     ],
-    ids=["object", "array", "additional", "least", "alternative", "reference"],
+    ids=["object", "array", "additional", "minimum", "alternative", "reference"],
 )
-def test_values_that_would_contain_themselves_for_ever_are_refused(schema):
+def test_endlessly_recursive_values_are_refused(schema):
     with pytest.raises(ValueError, match="admits no"):
         compiled(TOKENIZER, "json_schema", schema)
 
 
 @pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", r"^\x01$"])
-def test_patterns_of_no_names_but_those_listed_are_refused(pattern):
-    """After the last name, llguidance admits a comma, and then nothing."""
-    schema = {**obj({"x": {}, "y": {}}), "patternProperties": {pattern: {"type": "null"}}}
+def test_patterns_that_match_only_listed_properties_are_refused(pattern):
+    """After the last property, llguidance would admit a comma, but no further property."""
+    schema = {**closed({"x": {}, "y": {}}), "patternProperties": {pattern: {"type": "null"}}}
     with pytest.raises(ValueError, match="#/patternProperties: matches no names except"):
         compiled(TOKENIZER, "json_schema", schema)
     grammar = compiled(TOKENIZER, "json_schema", {**schema, "patternProperties": {"^[xyz]$": {"type": "null"}}})
@@ -308,23 +307,23 @@ NEVER = [{"$ref": "#/$defs/r"}, {"$ref": "#/$defs/o"}, {"allOf": [{"$ref": "#/$d
 @pytest.mark.parametrize(
     ("place", "only"),
     [
-        (lambda never: {"anyOf": [obj({"a": never}, ["a"]), {"type": "null"}]}, "null"),
-        (lambda never: obj({"a": obj({"b": never}, ["b"])}), "{}"),
+        (lambda never: {"anyOf": [closed({"a": never}, ["a"]), {"type": "null"}]}, "null"),
+        (lambda never: closed({"a": closed({"b": never}, ["b"])}), "{}"),
         (lambda never: {"type": "array", "items": {"type": "array", "minItems": 1, "items": never}}, "[]"),
         (lambda never: {"type": "object", "additionalProperties": never}, "{}"),
         (lambda never: {"type": "object", "patternProperties": {"^a": never}, "additionalProperties": False}, "{}"),
     ],
     ids=["alternative", "property", "item", "additional", "pattern"],
 )
-def test_outputs_never_begin_what_would_not_end(place, only, never):
-    """A value that contains itself for ever may be left out, and is."""
-    endless = {"r": {"$ref": "#/$defs/r"}, "o": obj({"x": {"$ref": "#/$defs/o"}}, ["x"])}
+def test_endlessly_recursive_values_are_never_begun(place, only, never):
+    """Optional values of this kind are omitted."""
+    endless = {"r": {"$ref": "#/$defs/r"}, "o": closed({"x": {"$ref": "#/$defs/o"}}, ["x"])}
     grammar = compiled(TOKENIZER, "json_schema", {**place(never), "$defs": endless})
     assert {random_output(grammar, random.Random(seed)) for seed in range(8)} == {only.encode()}
 
 
-def test_hostnames_have_no_encoded_parts():
-    """What stands after `xn--` must decode to a name that registries allow, which is for tables to say."""
+def test_hostnames_have_no_punycode_labels():
+    """Text after `xn--` must decode to an allowed name, which only tables can decide."""
     grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "format": "hostname"})
     names = ["a", "a-b.c3", "a--b", "a1b--c", f"{'a' * 63}.b"]
     others = ["", "-a", "a-", "a..b", "xn--x", "b.XN--aa", "ab--c", "a_b", "a" * 64, "a." * 127 + "a"]
@@ -332,21 +331,21 @@ def test_hostnames_have_no_encoded_parts():
 
 
 @pytest.mark.parametrize("step", [2.5, 5.0, 0.5, 3])
-def test_every_multiple_can_be_divided(step):
-    """A validator that divides by a float cannot divide integers beyond float64."""
+def test_large_multiples_can_be_validated(step):
+    """A validator that divides by a float fails for integers beyond float64."""
     schema = {"type": "integer", "multipleOf": step}
-    grammar, validator = compiled(TOKENIZER, "json_schema", schema), judge(schema)
+    grammar, validator = compiled(TOKENIZER, "json_schema", schema), validator_of(schema)
     admitted = [value for value in (0, 30, 30 * 10**10, -(30 * 10**10), 30 * 10**400) if admits(grammar, str(value))]
     assert len(admitted) >= 4
     assert all(map(validator.is_valid, admitted))
 
 
-def obj(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
+def closed(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
     more = {} if required is None else {"required": required}
     return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
-def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():
+def test_schema_that_is_not_strict_is_enforced_as_far_as_possible():
     schema = {
         "type": "array",
         "uniqueItems": True,
@@ -360,13 +359,13 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():
     assert not admits(grammar, "[1, 1, 1]")
 
 
-@pytest.mark.parametrize("referred", [False, True])
-def test_a_keyword_that_llguidance_refuses_is_left_out_unless_strict(referred):
-    """At the root too, beside definitions."""
+@pytest.mark.parametrize("referenced", [False, True])
+def test_keyword_refused_by_llguidance_is_dropped_unless_strict(referenced):
+    """Also at the root, next to definitions."""
     null = {"type": "null"}
     schema = {
         "type": "object",
-        "properties": {"x": {"$ref": "#/$defs/null"} if referred else null},
+        "properties": {"x": {"$ref": "#/$defs/null"} if referenced else null},
         "patternProperties": {"^a": {"type": "string"}, "^ab": {}},
         "$defs": {"null": null},
     }
@@ -386,7 +385,7 @@ def test_unknown_formats_are_annotations_unless_strict(schema):
 NAMES = st.sampled_from(["a", "b", "c", "abc"])
 LEAVES = st.one_of(
     st.sampled_from(ENFORCED[:30] + [*chain.from_iterable(REFUSED.values())][:15]).map(
-        lambda schema: {name: one for name, one in schema.items() if name not in ("$defs", "$ref", "$id")}
+        lambda schema: {name: one for name, one in schema.items() if name not in ("$defs", "$ref", "$id", "$schema")}
     ),
     st.sampled_from([{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}, {"$ref": "#named"}]),
     st.booleans(),
@@ -420,13 +419,13 @@ SCHEMAS = st.recursive(LEAVES, combined, max_leaves=8).filter(lambda schema: isi
 
 @fuzz(150)
 @given(schema=SCHEMAS, x=LEAVES, y=SCHEMAS, seed=st.integers(0, 999))
-def test_combinations_of_keywords_admit_valid_outputs_alone(schema, x, y, seed):
+def test_combined_keywords_admit_only_valid_outputs(schema, x, y, seed):
     schema = {**schema, "$defs": {"x": x, "y": y, "z": {"$anchor": "named", "type": "integer"}}}
     refusal, wrong = "", list[str]()
     try:
-        wrong = check(schema, seed)
+        wrong = invalid_outputs(schema, seed)
     except RecursionError:
-        pass  # the judge follows a reference to itself
+        pass  # the validator follows a reference to itself
     except ValueError as error:
         refusal = str(error)
     assert wrong == []
@@ -436,8 +435,8 @@ def test_combinations_of_keywords_admit_valid_outputs_alone(schema, x, y, seed):
 
 
 @pytest.mark.parametrize("keyword", [*sorted(KEYWORDS), "$ref", "const", "enum", "pattern", "format", "dependencies"])
-def test_a_keyword_of_another_kind_is_no_failure(keyword):
-    """The schema is taken or refused, alone and beside keywords that look at it."""
+def test_keyword_values_of_wrong_types_cause_no_other_errors(keyword):
+    """The schema is accepted or refused with a ValueError, alone and next to keywords that read the value."""
     for value in (None, True, 0, 1.5, "x", [], ["a"], [[]], {}, {"a": 1}, {"a": [1]}, [True, "x"]):
         inner = {keyword: value, "required": ["a"]}
         beside = (

@@ -1,6 +1,6 @@
-"""Strict schemas as the libraries of clients write them: outputs are valid by `jsonschema`, or the schema is refused.
+"""Strict schemas as client libraries write them: outputs are valid by `jsonschema`, or the schema is refused.
 
-Of pydantic, openai-python's `to_strict_json_schema`, zod-to-json-schema and zod 4, OpenAPI's generators and people.
+Sources: pydantic, openai-python's `to_strict_json_schema`, zod-to-json-schema, zod 4, OpenAPI generators and people.
 """
 
 from __future__ import annotations
@@ -113,15 +113,15 @@ ANY = [{"type": name} for name in ("null", "boolean", "number")]
 ANY += [{"type": "array", "items": {"$ref": "#/$defs/any"}, "maxItems": 2}]
 ANY += [{"type": "object", "additionalProperties": {"$ref": "#/$defs/any"}, "maxProperties": 1}]
 WRITTEN: dict[str, Any] = {
-    "named": {"$ref": "#/definitions/s", "definitions": {"s": closed({"a": INTEGER})}, "$schema": DRAFT_7},
-    "itself": {"$schema": DRAFT_7, **closed({"name": TEXT, "more": {"type": "array", "items": {"$ref": "#"}}})},
-    "by its path": closed({"a": closed({"x": TEXT}), "b": {"$ref": "#/properties/a"}}),
+    "reference": {"$ref": "#/definitions/s", "definitions": {"s": closed({"a": INTEGER})}, "$schema": DRAFT_7},
+    "recursive": {"$schema": DRAFT_7, **closed({"name": TEXT, "more": {"type": "array", "items": {"$ref": "#"}}})},
+    "reference by path": closed({"a": closed({"x": TEXT}), "b": {"$ref": "#/properties/a"}}),
     "literals": {"anyOf": [{"type": "string", **A}, {"type": "number", "const": 1}, {"const": True}, {"type": "null"}]},
     "mixed enum": {"type": ["string", "number", "null"], "enum": ["a", 1, None]},
     "enum of another type": {"type": "string", "enum": ["a", 1, None]},
     "union": {"anyOf": [closed({"t": A, "n": INTEGER}), closed({"t": B, "s": TEXT})]},
     "discriminated": {"oneOf": [closed({"t": A, "n": INTEGER}), closed({"t": B, "s": TEXT})]},
-    "mapped": {
+    "discriminator mapping": {
         "oneOf": [{"$ref": "#/components/A"}, {"$ref": "#/components/B"}],
         "discriminator": {"propertyName": "t", "mapping": {"a": "#/components/A"}},
         "components": {"A": closed({"t": {"enum": ["a"]}}), "B": closed({"t": {"enum": ["b"]}})},
@@ -143,7 +143,7 @@ WRITTEN: dict[str, Any] = {
     "not both": closed({"a": INTEGER, "b": INTEGER}, [], **{"not": {"required": ["a", "b"]}}),
     "const object": {"const": {"type": "x", "list": [1, 2.5, None, {"ключ": "é"}]}},
     "patterns": {"patternProperties": {"^s": TEXT, "^i": INTEGER}, "additionalProperties": False, "maxProperties": 2},
-    "beside a reference": {"$defs": {"n": {**INTEGER, "minimum": 0}}, "items": {"$ref": "#/$defs/n", "maximum": 3}},
+    "next to a reference": {"$defs": {"n": {**INTEGER, "minimum": 0}}, "items": {"$ref": "#/$defs/n", "maximum": 3}},
     "wrapped": closed(
         {"e": {"allOf": [{"$ref": "#/$defs/E"}], "default": "a"}}, **{"$defs": {"E": {"enum": ["a", 1]}}}
     ),
@@ -151,10 +151,10 @@ WRITTEN: dict[str, Any] = {
     "linked list": closed({"l": {"$ref": "#/$defs/list"}}, **{"$defs": {"list": LIST}}),
     "types": {"type": ["object", "array", "null"], "properties": {"a": INTEGER}, "items": A, "maxItems": 2},
     "schemas that are booleans": closed({"a": True, "b": False}, ["a"]),
-    "a format or none": {"type": "string", "anyOf": [{"format": "date"}, {"const": ""}]},
+    "format or empty": {"type": "string", "anyOf": [{"format": "date"}, {"const": ""}]},
     "a file": TypeAdapter(bytes).json_schema(),
     "a set of an enum": TypeAdapter(Annotated[set[Literal["a", "b", "c"]], Field(max_length=2)]).json_schema(),
-    "another constant": {"type": "string", "not": A, "maxLength": 2},
+    "not a constant": {"type": "string", "not": A, "maxLength": 2},
     "a condition": closed(
         {"country": {"enum": ["US", "CA"]}, "code": {"type": "string"}},
         **{
@@ -163,7 +163,7 @@ WRITTEN: dict[str, Any] = {
         },
         **{"else": {"properties": {"code": {"pattern": "^[A-Z][0-9][A-Z]$"}}}},
     ),
-    "a condition that is not met": closed(
+    "a negated condition": closed(
         {"tag": {"enum": ["a", "b"]}, "n": INTEGER},
         ["tag"],
         **{"if": {"not": {"properties": {"tag": A}}}, "then": {"required": ["n"]}},
@@ -178,8 +178,8 @@ WRITTEN: dict[str, Any] = {
         ],
     ),
     "one of two": closed({"a": INTEGER, "b": TEXT}, [], oneOf=[{"required": ["a"]}, {"required": ["b"]}]),
-    "one at least": closed({"a": INTEGER, "b": TEXT, "c": A}, [], minProperties=1),
-    "names that are not empty": {
+    "at least one": closed({"a": INTEGER, "b": TEXT, "c": A}, [], minProperties=1),
+    "non-empty names": {
         "type": "object",
         "propertyNames": {"type": "string", "minLength": 1},
         "maxProperties": 2,
@@ -191,7 +191,7 @@ WRITTEN: dict[str, Any] = {
         "maxLength": 12,
     },
     "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*\s).{4,9}$"},
-    "a tag among few": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A, "maxItems": 3},
+    "a tag among few items": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A, "maxItems": 3},
     "an intersection of zod": {
         "allOf": [
             {"type": "object", "properties": {"b": TEXT}, "required": ["b"]},
@@ -208,7 +208,7 @@ WRITTEN: dict[str, Any] = {
     },
     "a rating": {"type": "number", "multipleOf": 0.1, "minimum": 0, "maximum": 5},
     "a float of C": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
-    "a tag among any": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A},
+    "a tag among any number of items": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A},
     "a tree": {
         "$dynamicAnchor": "node",
         "type": "object",
@@ -217,8 +217,8 @@ WRITTEN: dict[str, Any] = {
         "additionalProperties": False,
     },
     "an address": {"oneOf": [{**TEXT, "format": "ipv4"}, {**TEXT, "format": "ipv6"}]},
-    "a name but some": {**TEXT, "maxLength": 8, "not": {"pattern": "^(admin|root)$"}},
-    "a number but one": {"type": "number", "not": {"const": 0}},
+    "a name with exceptions": {**TEXT, "maxLength": 8, "not": {"pattern": "^(admin|root)$"}},
+    "a number except 0": {"type": "number", "not": {"const": 0}},
     "many titles": {"oneOf": [{"const": str(number), "title": f"Number {number}"} for number in range(120)]},
     "many events": {"oneOf": [closed({"t": {"const": str(number)}, "n": INTEGER}) for number in range(120)]},
     "objects without a tag": {
@@ -226,12 +226,12 @@ WRITTEN: dict[str, Any] = {
         "oneOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, {"$ref": "#/$defs/b"}],
         "$defs": {"b": {"type": "object", "properties": {"b": TEXT}, "required": ["b"]}},
     },
-    "names without a type": {
+    "names without type": {
         "properties": {"a": INTEGER, "b": TEXT},
         "oneOf": [{"$ref": "#/$defs/a"}, {"required": ["b"]}],
         "$defs": {"a": {"required": ["a"]}},
     },
-    "a choice beside properties": {
+    "a choice next to properties": {
         "type": "object",
         "properties": {"a": INTEGER},
         "required": ["a"],
@@ -248,16 +248,16 @@ WRITTEN: dict[str, Any] = {
             {"required": ["b"], "not": {"required": ["a"]}},
         ],
     ),
-    "one property of any": {"properties": {"a": A}, "additionalProperties": INTEGER, "minProperties": 1, **OBJECT},
-    "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
+    "at least one property": {"properties": {"a": A}, "additionalProperties": INTEGER, "minProperties": 1, **OBJECT},
+    "separate ranges": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
     "a duration of zod": ({"type": "string", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?)$"}, "#/pattern"),
     "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
-    "an item of": ({"type": "array", "contains": A, "maxContains": 1}, "#/contains"),
+    "an item": ({"type": "array", "contains": A, "maxContains": 1}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
-    "a list of dates or times": ({"oneOf": [{"format": "date"}, {"format": "date-time"}]}, "#/oneOf"),
+    "a date or a time": ({"oneOf": [{"format": "date"}, {"format": "date-time"}]}, "#/oneOf"),
 }
 SCHEMAS = {
     **WRITTEN,
@@ -267,7 +267,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_outputs_are_valid(name):
+def test_outputs_are_valid_by_jsonschema(name):
     schema = SCHEMAS[name]
     kind = jsonschema.Draft7Validator if schema.get("$schema") == DRAFT_7 else jsonschema.Draft202012Validator
     validator, draw = kind(schema, format_checker=kind.FORMAT_CHECKER), random.Random(name)
@@ -278,26 +278,26 @@ def test_outputs_are_valid(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_enforced_is_named(name):
+def test_unenforceable_keywords_are_named(name):
     schema, place = REFUSED[name]
     with pytest.raises(ValueError, match=place):
         compiled(TOKENIZER, "json_schema", schema)
 
 
 NEAR_64 = 2**63 - 1024
-"""As far as llguidance can tell numbers of 64 bits apart."""
+"""The largest magnitude at which llguidance distinguishes 64-bit numbers."""
 BOUNDS = {
     **{f"int{bits}": ({"format": f"int{bits}"}, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": ({"format": f"uint{bits}"}, 0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     "64 bits of Rust and Go": ({"minimum": -(2**63), "maximum": 2**63 - 1}, -(2**63), 2**63 - 1),
-    "an unsigned one of 64": ({"minimum": 0, "maximum": 2**64 - 1}, 0, 2**64 - 1),
+    "unsigned 64 bits": ({"minimum": 0, "maximum": 2**64 - 1}, 0, 2**64 - 1),
     "a float next to 64": ({"minimum": -(2.0**63) + 1024, "maximum": 2.0**63 - 1024}, -NEAR_64, NEAR_64),
     "an integer next to 64": ({"minimum": 2 - 2**63, "maximum": 2**63 - 2}, -NEAR_64, NEAR_64),
 }
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_integers_are_within_their_bounds(name):
+def test_integers_stay_within_their_bounds(name):
     keywords, least, most = BOUNDS[name]
     grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", **keywords})
     nearly = [min(most, NEAR_64), max(least, -NEAR_64), 0]
@@ -327,7 +327,7 @@ ADMITTED = {
 
 
 @pytest.mark.parametrize("name", ADMITTED)
-def test_formats_of_references_and_identifiers(name):
+def test_formats_admit_only_valid_texts(name):
     grammar, (valid, others) = compiled(TOKENIZER, "json_schema", {"type": "string", "format": name}), ADMITTED[name]
     assert [text for text in (*valid, *others) if admits(grammar, json.dumps(text, ensure_ascii=False))] == valid
 
@@ -337,8 +337,8 @@ FORMATTED += [Path, bytes]
 
 
 @pytest.mark.parametrize("kind", FORMATTED, ids=lambda kind: str(TypeAdapter(kind).json_schema()["format"]))
-def test_pydantic_reads_the_formats_that_it_names(kind):
-    """`jsonschema` judges none of them."""
+def test_pydantic_validates_outputs_of_its_formats(kind):
+    """`jsonschema` validates none of them."""
     reader, draw = TypeAdapter(kind), random.Random(0)
     grammar = compiled(TOKENIZER, "json_schema", {**reader.json_schema(), "maxLength": 40})
     outputs = [output for output in (random_output(grammar, draw) for _ in range(20)) if output is not None]

@@ -1,4 +1,4 @@
-"""Twenty small strict schemas of every kind: an output is valid by `jsonschema`, or the schema is refused."""
+"""At least twenty small strict schemas of every kind: outputs are valid by `jsonschema`, or the schema is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = dict[str, Any]
 
 
 def of(**keywords: Any) -> SCHEMA:
-    """A schema whose keywords have `_` for `$`."""
+    """Return a schema; a leading `_` of a keyword stands for `$`."""
     return {name.replace("_", "$", 1) if name.startswith("_") else name: value for name, value in keywords.items()}
 
 
@@ -77,7 +77,7 @@ KINDS: dict[str, list[SCHEMA]] = {
             ["^a", "é$", "^[0-9]+$", "^x{2}$", "a|b"], CHOICES[:2], [False, {"type": "null"}]
         )
     ]
-    # What these match differs between Python and ECMA-262.
+    # These match different names in Python and ECMA-262.
     + [
         obj(patternProperties={pattern: {"const": 1}}, **more)
         for pattern, more in products(
@@ -95,7 +95,7 @@ KINDS: dict[str, list[SCHEMA]] = {
         {"type": "array", "items": one, "uniqueItems": True, "maxItems": most, "minItems": least}
         for one, (most, least) in products([*CHOICES, {"const": "a"}], [(0, 0), (1, 0), (1, 1), (2, 0)])
     ],
-    "names of keys": [
+    "property names": [
         obj(properties={key: {"const": key}}, required=[key], additionalProperties=False) for key in KEYS
     ],
     "formats": [{"type": "string", "format": name} for name in FORMATS],
@@ -191,13 +191,13 @@ KINDS: dict[str, list[SCHEMA]] = {
             [{}, {"minContains": 2}, {"minContains": 0, "maxContains": 0}, {"maxContains": 2}],
         )
     ],
-    "not of some texts": [
+    "not one of two texts": [
         {**kind, "not": {"anyOf": [one, other]}}
         for kind in (TEXT, {"type": ["string", "null"]})
         for one, other in itertools.combinations(TEXTS, 2)
     ],
     "one of two texts": [{"oneOf": [{**TEXT, **one}, other]} for one, other in itertools.combinations(TEXTS, 2)],
-    "texts apart": [
+    "disjoint texts": [
         obj(properties={"a": {**TEXT, "oneOf": [{"pattern": one}, {"pattern": other}]}}, required=["a"])
         for one, other in itertools.combinations(
             ["^[^:]+$", r"^\w+:\w+$", "^a:.*:b$", r"^\d{2}:$", "^(?:get|set)::?a", "^$", "b|é:"], 2
@@ -225,7 +225,7 @@ KINDS: dict[str, list[SCHEMA]] = {
         for anchor, one, reference in products(["n", "m"], CHOICES, ["#n", "#", "#/anyOf/0", "#other"])
         for array in [{"type": "array", "items": of(_dynamicRef=reference), "maxItems": 1}]
     ],
-    "properties in number": [
+    "number of properties": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
     ],
@@ -234,12 +234,12 @@ FEWEST = {
     "propertyNames": 20,
     "one of two lists": 8,
     "one of two objects": 41,
-    "texts apart": 9,
+    "disjoint texts": 9,
     "not": 8,
     "if": 16,
-    "properties in number": 30,
+    "number of properties": 30,
 }
-"""Of kinds of which another share than half is enforced."""
+"""The fewest enforced schemas of a kind, where it is not half of them."""
 VALUES: list[Any] = [
     *SCALARS, [], {}, [1], [1, 1], ["a"], ["a", "a"], [None, "a"], ["a", "b"], [1, "a", None, True], [3], [[]],
     [[], []], {"a": 1}, {"a": "a"}, {"a": None}, {"b": 1}, {"é": 1}, {"aa": 1}, {"xx": "a"}, {"12": 1},
@@ -253,7 +253,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("kind", thinned(KINDS, 2))
-def test_outputs_of_small_schemas_are_valid_or_the_schema_is_refused(kind):
+def test_outputs_of_small_schemas_are_valid(kind):
     assert len(KINDS[kind]) >= 20
     wrong, enforced = [], 0
     for number, schema in enumerate(KINDS[kind]):
@@ -268,7 +268,7 @@ def test_outputs_of_small_schemas_are_valid_or_the_schema_is_refused(kind):
         outputs += [output.decode() for _ in range(6) if (output := random_output(grammar, draw)) is not None]
         wrong += [(schema, output) for output in outputs if not validator.is_valid(json.loads(output))]
     assert wrong == []
-    assert enforced >= FEWEST.get(kind, len(KINDS[kind]) // 2), "schemas of this kind were enforced before"
+    assert enforced >= FEWEST.get(kind, len(KINDS[kind]) // 2), "fewer schemas of this kind are enforced"
 
 
 BOUNDARIES = st.one_of(
@@ -281,8 +281,8 @@ BOUNDARIES = st.one_of(
 
 @settings(max_examples=40)
 @given(BOUNDARIES, st.booleans(), st.sampled_from(["integer", "number"]), st.sampled_from(["minimum", "maximum"]))
-def test_no_number_is_read_beyond_a_limit(bound, negative, kind, name):
-    """Whatever its digits: 0.29999999999999999 is read as 0.3, which `exclusiveMaximum` may forbid."""
+def test_no_admitted_number_parses_beyond_a_limit(bound, negative, kind, name):
+    """For example, 0.29999999999999999 is parsed as 0.3, which `exclusiveMaximum` may forbid."""
     bound = -bound if negative else bound
     exact = Decimal(bound) if isinstance(bound, int) else Decimal(repr(bound))
     steps = [sign * digit * Decimal(10) ** -place for place in range(22) for digit in (1, 5, 9) for sign in (-1, 1)]
@@ -316,8 +316,8 @@ def test_no_number_is_read_beyond_a_limit(bound, negative, kind, name):
         ]
     ),
 )
-def test_every_short_number_within_limits_is_admitted(limits, more):
-    """0.9 below an `exclusiveMaximum` of 1, and 0.7 below 0.75."""
+def test_all_short_numbers_within_limits_are_admitted(limits, more):
+    """For example 0.9 below an `exclusiveMaximum` of 1, and 0.7 below 0.75."""
     schema = {"type": "number", **limits, **more}
     validator = jsonschema.Draft202012Validator(schema)
     borders = {round(limit) for limit in (*limits.values(), 0, 1)}
@@ -334,7 +334,7 @@ def test_every_short_number_within_limits_is_admitted(limits, more):
 
 
 @pytest.mark.parametrize("step", [2, 3, 0.5, 1.5, 2.5, 0.03125])
-def test_no_multiple_is_read_as_another_number(step):
+def test_admitted_multiples_are_valid_after_parsing(step):
     schema = {"type": "number", "multipleOf": step}
     validator, grammar = jsonschema.Draft202012Validator(schema), compiled(TOKENIZER, "json_schema", schema)
     numbers = [Decimal(step) * (10**exponent + extra) for exponent in range(20) for extra in (0, 1, 3, 7)]
@@ -346,8 +346,8 @@ def test_no_multiple_is_read_as_another_number(step):
 
 
 @pytest.mark.parametrize("step", [0.1, 0.01, 0.3, 1.1, 0.07])
-def test_few_multiples_are_those_that_validators_find_too(step):
-    """In float64, and exactly."""
+def test_bounded_multiples_are_those_that_validators_accept(step):
+    """They are multiples both in float64 and exactly."""
     schema = {"type": "number", "multipleOf": step, "minimum": -1, "exclusiveMaximum": 3}
     validator, grammar = jsonschema.Draft202012Validator(schema), compiled(TOKENIZER, "json_schema", schema)
     texts = [format((number * Decimal("0.01")).normalize(), "f") for number in range(-110, 310)]
@@ -357,7 +357,7 @@ def test_few_multiples_are_those_that_validators_find_too(step):
 
 
 @pytest.mark.parametrize("step", [0.1, 0.01, 0.3, 1.1])
-def test_a_multiple_that_validators_would_not_find_to_be_one_is_refused(step):
+def test_multiples_that_validators_would_reject_are_refused(step):
     """0.07 / 0.01 is 7.000000000000001 in float64."""
     with pytest.raises(ValueError, match=r"#/multipleOf: .* float64"):
         compiled(TOKENIZER, "json_schema", {"type": "number", "multipleOf": step})
@@ -371,12 +371,12 @@ def test_a_multiple_that_validators_would_not_find_to_be_one_is_refused(step):
         ("04", {"oneOf": [{"type": "null", "const": "a"}, {"type": "null"}]}),
     ],
 )
-def test_a_keyword_that_another_draft_reads_otherwise_is_refused(draft, schema):
+def test_keywords_of_another_draft_are_refused(draft, schema):
     with pytest.raises(ValueError, match=f"is not a keyword of draft {draft}"):
         compiled(TOKENIZER, "json_schema", {"$schema": f"http://json-schema.org/draft-{draft}/schema#", **schema})
 
 
 @pytest.mark.parametrize("bounds", [{"minimum": 1e19, "maximum": 1e20}, {"exclusiveMaximum": -1e19, "minimum": -1e20}])
-def test_a_range_of_integers_beyond_64_bits_is_refused(bounds):
+def test_integer_ranges_beyond_64_bits_are_refused(bounds):
     with pytest.raises(ValueError, match=r"beyond 2\*\*63"):
         compiled(TOKENIZER, "json_schema", {"type": "integer", **bounds})

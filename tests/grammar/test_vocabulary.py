@@ -1,4 +1,4 @@
-"""Tokenizers of every kind that the library knows: outputs of random allowed tokens are JSON of the schema."""
+"""All supported kinds of tokenizers: outputs of random allowed tokens are JSON of the schema."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def byte_level():
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_with_bytes, sentencepiece_bpe, sentencepiece_unigram])
-def test_outputs_of_any_tokenizer_are_json_of_the_schema(make):
+def test_outputs_of_every_tokenizer_are_json_of_the_schema(make):
     tokenizer = make()
     stop = tokenizer.eos_token_id or 0
     added = tokenizer.added_tokens_decoder.items()
@@ -81,7 +81,7 @@ def test_outputs_of_any_tokenizer_are_json_of_the_schema(make):
     assert ends == {*grammar.stops}
 
 
-def test_a_tokenizer_whose_tokens_have_no_bytes_is_refused():
+def test_tokenizer_without_byte_representation_is_refused():
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.decoder = decoders.WordPiece()
     pieces = fast(tokenizer, trainers.WordPieceTrainer(vocab_size=60, special_tokens=["<unk>", "</s>"]))
@@ -89,7 +89,7 @@ def test_a_tokenizer_whose_tokens_have_no_bytes_is_refused():
         vocabulary(pieces, 60, 1)
 
 
-def test_a_tokenizer_of_another_library_is_refused():
+def test_tokenizer_of_another_library_is_refused():
     class Slow(PreTrainedTokenizerBase):
         pass
 
@@ -98,6 +98,6 @@ def test_a_tokenizer_of_another_library_is_refused():
 
 
 @pytest.mark.parametrize("stop", [None, [], 10_000])
-def test_a_model_needs_a_token_that_ends_a_sequence(stop):
+def test_model_without_eos_token_is_refused(stop):
     with pytest.raises(ValueError, match="end-of-sequence"):
         vocabulary(tiny.tokenizer(), 300, stop)
