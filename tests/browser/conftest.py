@@ -1,6 +1,4 @@
-"""A browser, and pages of it: Debian's chromium, driven by playwright. Without either these tests are skipped, or fail
-where REQUIRE_BROWSER is set.
-"""
+"""Chromium, driven by playwright, and its pages. Without either, tests skip, or fail if REQUIRE_BROWSER is set."""
 
 import os
 import shutil
@@ -13,21 +11,21 @@ from support.speaking import speaking_llama
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 
 
-def missing(what):
-    """Skips the tests; fails where a browser was installed for them."""
+def skip_or_fail(what):
+    """Skip the tests, or fail if REQUIRE_BROWSER is set."""
     (pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip)(f"{what}; `nox -s install-browser` installs it")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """Ended with each file: playwright's loop would be in the way of other tests."""
+    """Closed after each file, since playwright's event loop would disturb other tests."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        missing(f"no browser of {', '.join(BROWSERS)}")
+        skip_or_fail(f"no browser of {', '.join(BROWSERS)}")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        missing("playwright is not installed")
+        skip_or_fail("playwright is not installed")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path)
         yield started
@@ -48,12 +46,12 @@ def server(model):
 
 @pytest.fixture
 def opened(browser):
-    """Opens a page of a server, without motion unless it is asked for, and waits for what is `ready`; fails at the end
-    if it logged errors or made requests to another server.
+    """Open a page of a server, by default with reduced motion, and wait for the selector `ready`; fail at the end if
+    the page logged errors or sent requests to another server.
     """
     contexts, wrong, asked = [], [], []
 
-    def opening(server, width=1200, height=800, ready="#drafter option", **context):
+    def open_page(server, width=1200, height=800, ready="#drafter option", **context):
         context = {"reduced_motion": "reduce", **context}
         contexts.append(browser.new_context(viewport={"width": width, "height": height}, **context))
         page = contexts[-1].new_page()
@@ -65,11 +63,11 @@ def opened(browser):
         page.wait_for_selector(ready, state="attached")
         return page
 
-    yield opening
+    yield open_page
     for context in contexts:
         context.close()
     assert [url for origin, url in asked if not url.startswith(f"{origin}/")] == []
-    # What the server refuses, the browser logs.
+    # The browser logs every refused request.
     assert [text for text in wrong if not text.startswith("Failed to load resource: ")] == []
 
 

@@ -1,4 +1,4 @@
-"""The playground in a real browser: by keyboard, on a phone, for screen readers."""
+"""Accessibility of the playground in a real browser: keyboard, phone, screen readers."""
 
 import re
 
@@ -7,7 +7,7 @@ from support.pages import PROMPT, race
 PHONE = {"width": 360, "height": 740, "is_mobile": True, "has_touch": True}
 
 
-def test_all_is_done_by_keyboard(page):
+def test_playground_works_by_keyboard(page):
     page.focus("#prompt")
     page.keyboard.press("Control+A")
     page.keyboard.type(PROMPT)
@@ -21,7 +21,7 @@ def test_all_is_done_by_keyboard(page):
     assert page.evaluate("document.activeElement.id") == "generate"
 
 
-def test_it_fits_a_phone_and_is_used_by_touch(opened, server):
+def test_playground_fits_a_phone_and_works_by_touch(opened, server):
     page = opened(server, **PHONE)
     race(page)
     assert page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= 360
@@ -30,7 +30,7 @@ def test_it_fits_a_phone_and_is_used_by_touch(opened, server):
     assert page.get_attribute("#strip", "aria-valuenow") == "3"
 
 
-def test_every_control_has_a_name(page):
+def test_every_control_has_an_accessible_name(page):
     race(page, drafter="published")
     tree = page.locator("body").aria_snapshot()
     controls = re.findall(r"^\s*- (button|textbox|spinbutton|combobox|slider|radio)(.*)$", tree, re.M)

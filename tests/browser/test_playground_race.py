@@ -7,7 +7,7 @@ from support.pages import events, figures, race, shown
 from support.serving import wait_for
 
 
-def test_a_race_shows_both_texts_and_who_was_faster(page, server):
+def test_race_shows_both_outputs_and_the_speedup(page, server):
     race(page)
     assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8 (untrained)"]
     texts = page.locator(".lane .text").all_text_contents()
@@ -21,7 +21,7 @@ def test_a_race_shows_both_texts_and_who_was_faster(page, server):
     assert all(kind == "own" for step in shown(page, 0) for kind, _ in step)
 
 
-def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(page):
+def test_race_starts_untrained_and_reports_a_hot_start_separately(page):
     race(page)
     assert "started untrained" in page.text_content("#fairness")
     assert not page.is_visible("#warmed")
@@ -38,7 +38,7 @@ def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(pa
     assert steps[1][1] < steps[1][0]
 
 
-def test_the_replay_follows_the_clock(page):
+def test_replay_follows_the_clock(page):
     race(page)
     ahead = "text => [...text.querySelectorAll('.step')].filter(step => !step.classList.contains('ahead')).length"
 

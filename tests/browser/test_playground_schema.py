@@ -1,4 +1,4 @@
-"""The playground's field for a JSON schema in a real browser."""
+"""The playground in a real browser: the JSON schema field."""
 
 import json
 
@@ -26,7 +26,7 @@ def server():
         yield running
 
 
-def test_the_answer_is_json_of_the_schema_and_what_it_forced_is_coloured(page, server):
+def test_answer_is_json_of_the_schema_with_forced_tokens_marked(page, server):
     page.click("summary:has-text('JSON schema')")
     page.fill("#schema", json.dumps(SCHEMA, indent=2))
     generate(page)

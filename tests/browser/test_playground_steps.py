@@ -1,4 +1,4 @@
-"""The playground in a real browser: steps to choose from, and their trees."""
+"""The playground in a real browser: the steps and their trees."""
 
 import unicodedata
 
@@ -17,7 +17,7 @@ def visible(text):
     return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one).startswith("C") else one for one in shown) or "∅"
 
 
-def test_the_tree_of_a_step_is_all_that_was_drafted_with_the_accepted_path_lit(page, server):
+def test_tree_of_a_step_shows_all_drafted_nodes_and_the_accepted_path(page, server):
     generate(page)
     steps = events(server)
     page.focus("#strip")
@@ -33,7 +33,7 @@ def test_the_tree_of_a_step_is_all_that_was_drafted_with_the_accepted_path_lit(p
         page.keyboard.press("ArrowRight")
 
 
-def test_steps_are_chosen_by_keyboard_and_pointer(page, server):
+def test_steps_are_selected_by_keyboard_and_pointer(page, server):
     generate(page)
     count = len(events(server))
     page.focus("#strip")

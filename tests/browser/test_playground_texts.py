@@ -1,4 +1,4 @@
-"""The playground in a real browser: one text, errors, keys, stopping."""
+"""The playground in a real browser: a single output, errors, keys, stopping."""
 
 import re
 
@@ -8,13 +8,13 @@ from support.pages import PROMPT, answered, events, figures, fill, generate, one
 from support.serving import keys, serving, wait_for
 from support.speaking import chatty
 
-NEVER_DRAWN = '<img src="x" onerror="document.title = 1"><b>bold</b>'
+MARKUP = '<img src="x" onerror="document.title = 1"><b>bold</b>'
 
 
-# One text
+# A single output
 
 
-def test_the_text_appears_in_its_steps_with_drafted_tokens_apart_from_the_models_own(page, server):
+def test_output_is_shown_by_step_with_accepted_and_own_tokens(page, server):
     generate(page)
     steps = events(server)
     expected = [
@@ -29,7 +29,7 @@ def test_the_text_appears_in_its_steps_with_drafted_tokens_apart_from_the_models
     assert (found["tokens"], found["steps"], found["MAT"]) == ("40", str(len(steps)), f"{40 / len(steps):.2f}")
 
 
-def test_options_reach_the_server(page):
+def test_form_options_reach_the_server(page):
     fill(page, temperature=0.7, seed=11)
     page.select_option("#drafter", "recycling:tree=8")
     with page.expect_request("**/steps") as asked:
@@ -42,7 +42,7 @@ def test_options_reach_the_server(page):
     assert re.match(r"Step \d+ of \d+: (nothing|[1-8] tokens?) drafted", page.text_content("#described"))
 
 
-def test_a_chat_has_several_turns(opened, model):
+def test_chat_has_several_turns(opened, model):
     with serving(model, chatty(tiny.tokenizer())) as server:
         page = opened(server)
         assert page.is_checked("#kind input[value=chat]")
@@ -63,15 +63,13 @@ def test_a_chat_has_several_turns(opened, model):
         assert page.is_hidden("#turns")
 
 
-# What the server says is text, and what goes wrong is said
+# Output is text, and errors are shown
 
 
-def test_what_the_model_says_is_never_markup(page):
-    answered(
-        page, ("step", one_step(NEVER_DRAWN)), ("end", {"text": NEVER_DRAWN, "finish_reason": "stop", "usage": {}})
-    )
+def test_output_is_never_rendered_as_markup(page):
+    answered(page, ("step", one_step(MARKUP)), ("end", {"text": MARKUP, "finish_reason": "stop", "usage": {}}))
     generate(page)
-    assert page.locator(".lane .text").text_content() == NEVER_DRAWN * 3
+    assert page.locator(".lane .text").text_content() == MARKUP * 3
     assert page.locator(".results img, .results b").count() == 0
     assert page.title() == "Playground · token recycling"
 
@@ -93,13 +91,13 @@ FAILED = {
         "beams",
     ),
     "a prompt that is too long": (lambda page: page.fill("#prompt", PROMPT * 200), "300 tokens"),
-    "a schema of a model without an end": (lambda page: schema_of(page, "{}"), "eos_token_id"),
-    "a server that is gone": (lambda page: page.route("**/steps", lambda route: route.abort()), "reached"),
+    "a schema for a model without an EOS token": (lambda page: schema_of(page, "{}"), "eos_token_id"),
+    "an unreachable server": (lambda page: page.route("**/steps", lambda route: route.abort()), "reached"),
 }
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_what_goes_wrong_is_said_and_the_page_goes_on(page, name):
+def test_errors_are_shown_and_the_page_stays_usable(page, name):
     prepare, said = FAILED[name]
     fill(page)
     prepare(page)
@@ -110,7 +108,7 @@ def test_what_goes_wrong_is_said_and_the_page_goes_on(page, name):
     assert page.is_visible("#generate")
 
 
-def test_what_is_missing_or_no_schema_is_not_sent(page):
+def test_empty_prompt_and_invalid_schema_are_not_sent(page):
     asked = []
     page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/steps") else None)
     fill(page)
@@ -127,7 +125,7 @@ def test_what_is_missing_or_no_schema_is_not_sent(page):
 # Keys
 
 
-def test_a_key_is_asked_for_and_kept_in_this_tab_alone(opened, model):
+def test_key_is_requested_and_stored_only_in_this_tab(opened, model):
     with serving(model, tiny.tokenizer(), keys=keys("ann"), isolation="per-key") as server:
         page = opened(server, ready="#key-field:not([hidden])")
         page.fill("#prompt", PROMPT)
@@ -149,7 +147,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(opened, model):
 
 
 @pytest.mark.parametrize("how", ["button", "key"])
-def test_stopping_ends_the_generation_at_the_server(page, server, how):
+def test_stop_cancels_the_generation_on_the_server(page, server, how):
     counter = 'token_recycling_generations_total{outcome="cancelled"}'
     before = server.metrics().get(counter, 0)
     fill(page, tokens=3000)

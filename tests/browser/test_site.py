@@ -1,4 +1,4 @@
-"""The site in a browser, from the disk: nothing comes from elsewhere, nothing scrolls sideways, the search finds."""
+"""The site in a browser, opened from disk: no external requests, no horizontal scrolling, a working search."""
 
 import pytest
 from support.pages_of_docs import ROOT
@@ -30,7 +30,7 @@ def page(browser):
     assert wrong == []
 
 
-def test_no_page_scrolls_sideways_on_a_phone(site, page):
+def test_no_page_scrolls_horizontally_on_a_phone(site, page):
     wide = []
     for file in sorted(site.rglob("*.html")):
         page.goto(file.as_uri())
@@ -39,7 +39,7 @@ def test_no_page_scrolls_sideways_on_a_phone(site, page):
     assert wide == []
 
 
-def test_the_search_finds_without_a_server(site, page):
+def test_search_works_without_a_server(site, page):
     page.set_viewport_size({"width": 1200, "height": 800})
     page.goto((site / "index.html").as_uri())
     page.click(".md-search__input")

@@ -1,4 +1,4 @@
-"""The other commands, what a shell meets, that help answers at once, and how weights are laid out for a command."""
+"""Other commands, shell completion, fast help, and prepacked weights."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from token_recycling.model import prepacking
 
 
 @pytest.mark.parametrize("self_test", [False, True])
-def test_check_says_how_a_model_is_supported(tiny_model_dir, self_test):
+def test_check_describes_a_supported_model(tiny_model_dir, self_test):
     options = ["--self-test"] * self_test
     text = run("check", tiny_model_dir, *options)
     assert text.exit_code == 0
@@ -28,7 +28,7 @@ def test_check_says_how_a_model_is_supported(tiny_model_dir, self_test):
     assert (found["difference"] is not None) == ("logits differ by" in text.stdout) == self_test
 
 
-def test_check_says_why_a_model_is_refused(tmp_path):
+def test_check_states_why_a_model_is_unsupported(tmp_path):
     RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path / "rwkv")
     T5Config().save_pretrained(tmp_path / "t5")
     for name, reason in (("rwkv", "cannot roll back rejected tokens"), ("t5", "encoder-decoder")):
@@ -40,7 +40,7 @@ def test_check_says_why_a_model_is_refused(tmp_path):
         assert reason in found["reason"]
 
 
-def test_matrix_shows_the_busiest_rows(loaded, tiny_model_dir, tmp_path):
+def test_matrix_shows_the_most_used_rows(loaded, tiny_model_dir, tmp_path):
     matrix, file = AdjacencyMatrix(257, 2), tmp_path / "matrix.safetensors"
     for token, candidates in ((72, [10, 72]), (10, [72, 3]), (5, [72, 9])):
         matrix.candidates[token] = torch.tensor(candidates, dtype=torch.int32)
@@ -65,7 +65,7 @@ def test_drafters_are_listed_from_their_classes():
     assert "Candidates kept" in run("drafters").stdout
 
 
-def test_a_template_given_as_paths(tiny_model_dir):
+def test_tree_is_given_as_rank_paths(tiny_model_dir):
     found = run_json("generate", tiny_model_dir, PROMPT, "--drafter", "recycling:tree=0 1 00", "--max-new-tokens", 10)
     assert repr(Template.from_paths([(0,), (1,), (0, 0)])) in found["stats"]["drafter"]
 
@@ -73,8 +73,8 @@ def test_a_template_given_as_paths(tiny_model_dir):
 # The program
 
 
-def test_version_and_help_answer_at_once():
-    """They do not wait for torch and transformers, which are imported by the commands that need them."""
+def test_version_and_help_import_no_heavy_packages():
+    """Only the commands that need torch and transformers import them."""
     version = run("--version").stdout
     assert version == f"token-recycling {__version__}\n"
     assert "compare" in run().stdout
@@ -86,26 +86,26 @@ def test_version_and_help_answer_at_once():
         assert found.stdout == said
 
 
-def completed(line):
-    """What zsh is offered after a line of the command `token-recycling`."""
+def completions(line):
+    """Return the completions that zsh is offered after a line of `token-recycling`."""
     asked = {"_TOKEN_RECYCLING_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"token-recycling {line}"}
     offered = run(prog_name="token-recycling", env=asked).stdout
     return re.findall(r'^(?:_arguments .*\(\()?"(.*?)"', offered, re.MULTILINE)
 
 
-def test_names_are_completed():
+def test_shell_completes_names():
     for command in ("generate m --drafter ", "compare m --drafter ", "serve m --offer "):
-        assert completed(command) == drafter_names()
-    assert completed("generate m --drafter l") == ["layer_skip", "lookahead"]
-    assert completed("bench m --method ") == [*OWN_METHODS, *drafter_names()]
+        assert completions(command) == drafter_names()
+    assert completions("generate m --drafter l") == ["layer_skip", "lookahead"]
+    assert completions("bench m --method ") == [*OWN_METHODS, *drafter_names()]
     assert set(OWN_METHODS) == set(methods._NAMED)
-    assert completed("train me") == ["medusa"]
-    assert completed("generate --dr") == ["--drafter"]
+    assert completions("train me") == ["medusa"]
+    assert completions("generate --dr") == ["--drafter"]
 
 
-# Weights laid out for the processor: as the user says, once for all calls of a command
+# Weights prepacked for the processor, once per command
 
-LAID = {
+COMMANDS = {
     "generate": (PROMPT,),
     "compare": (PROMPT, "import os", "--dtype", "float32"),
     "bench": (
@@ -115,13 +115,13 @@ LAID = {
 }
 
 
-LAYINGS = [(command, (), [False]) for command in LAID]
-LAYINGS += [("compare", ("--no-prepack",), []), ("bench", ("--no-prepack",), [])]
-LAYINGS += [("generate", ("--no-prepack",), []), ("generate", ("--reproducible",), [True])]
+CASES = [(command, (), [False]) for command in COMMANDS]
+CASES += [("compare", ("--no-prepack",), []), ("bench", ("--no-prepack",), [])]
+CASES += [("generate", ("--no-prepack",), []), ("generate", ("--reproducible",), [True])]
 
 
-@pytest.mark.parametrize(("command", "given", "fixed"), thinned(LAYINGS, 2))
-def test_weights_are_laid_out_once_for_a_command(command, given, fixed, tiny_model_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("command", "given", "fixed"), thinned(CASES, 2))
+def test_weights_are_prepacked_once_per_command(command, given, fixed, tiny_model_dir, tmp_path, monkeypatch):
     made = []
     session._loaded.cache_clear()  # an earlier test of this process may have loaded the model
 
@@ -134,7 +134,7 @@ def test_weights_are_laid_out_once_for_a_command(command, given, fixed, tiny_mod
     monkeypatch.setattr(prepacking, "Prepacked", Counted)
     (tmp_path / "prompt.txt").write_text(PROMPT)
     places = {"DATA": tmp_path / "prompt.txt", "ROWS": tmp_path / "rows"}
-    options = [places.get(one, one) for one in LAID[command]]
+    options = [places.get(one, one) for one in COMMANDS[command]]
     result = run(command, tiny_model_dir, *options, "--max-new-tokens", 4, *given)
     assert result.exit_code == 0, result.stderr
     assert made == fixed

@@ -1,4 +1,4 @@
-"""`token-recycling bench`: rows from the command line, going on where it stopped, and what it refuses."""
+"""`token-recycling bench`: rows, resuming, scenarios and refused options."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from token_recycling.bench.measure import WorkloadRun
 
 @pytest.fixture(autouse=True)
 def report(monkeypatch):
-    """Instead of the report, of which other tests tell: the folders that one was asked for."""
+    """Replace the report, which other tests cover; return the folders that it was requested for."""
     asked = []
 
     def write(folder):
@@ -45,7 +45,7 @@ def rows(folder):
 SMALL = ("--max-new-tokens", 6, "--repeats", 1, "--method", "generate", "--method", "recycling:tree=2")
 
 
-def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir, texts, tmp_path):
+def test_prompts_use_the_chat_template_as_in_compare(tiny_model_dir, texts, tmp_path):
     folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "chats"))
     (folder / "chat_template.jinja").write_text("{% for message in messages %}<{{ message['content'] }}>{% endfor %}")
     given = ("--data", texts, "--limit", 1, "--output", tmp_path / "out", *SMALL, "--replay")
@@ -83,7 +83,7 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report,
     assert found[0]["environment"]["dtype"] == "float32"
 
 
-def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeypatch):
+def test_bench_resumes_after_an_interruption(tiny_model_dir, texts, tmp_path, monkeypatch):
     asked = ("bench", tiny_model_dir, "--data", texts, "--output", tmp_path, *SMALL)
     measured = WorkloadRun.rows_of
 
@@ -105,13 +105,13 @@ def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeyp
     assert "4 of 6 prompts are already measured" in result.stderr
     assert rows(tmp_path)[:8] == before
     assert len(rows(tmp_path)) == 12
-    assert_other = run(*asked[:-2], "--method", "plain")
-    assert_refused(assert_other, "--fresh", "workloads")
+    other_method = run(*asked[:-2], "--method", "plain")
+    assert_refused(other_method, "--fresh", "workloads")
     assert run(*asked[:-2], "--method", "plain", "--fresh").exit_code == 0
     assert {one["method"] for one in rows(tmp_path)} == {"generate", "plain"}
 
 
-def test_bench_starts_cold_and_does_batches(tiny_model_dir, texts, tmp_path):
+def test_bench_measures_batches_and_cold_starts(tiny_model_dir, texts, tmp_path):
     method = ("--method", "recycling:tree=4")
     asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, *method)
     result = run(*asked, "--batch", 1, "--batch", 2, "--output", tmp_path / "batch")
@@ -140,7 +140,7 @@ def test_bench_starts_cold_and_does_batches(tiny_model_dir, texts, tmp_path):
         (("--scenario", "{texts}/a.py"), "a.py"),
     ],
 )
-def test_bench_refuses_in_one_line(tiny_model_dir, texts, tmp_path, options, word):
+def test_invalid_bench_options_are_refused_in_one_line(tiny_model_dir, texts, tmp_path, options, word):
     given = [option.format(texts=texts) for option in options]
     assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), word)
     assert not (tmp_path / "out").exists()
@@ -157,12 +157,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_scenario_is_refused(tiny_model_dir, tmp_path, text):
+def test_invalid_scenario_is_refused(tiny_model_dir, tmp_path, text):
     (tmp_path / "own.yaml").write_text(text)
     assert_refused(run("bench", tiny_model_dir, "--scenario", tmp_path / "own.yaml"), WRONG[text])
 
 
-def test_a_scenario_has_runs_in_folders_of_their_own(tiny_model_dir, texts, tmp_path, report):
+def test_runs_of_a_scenario_have_separate_folders(tiny_model_dir, texts, tmp_path, report):
     (tmp_path / "own.yaml").write_text(
         f"data: [{texts}]\nmethods: [generate, 'recycling:tree=2']\nrepeats: 1\nmax_new_tokens: 9\nlimit: 1\n"
         "runs:\n  long: {replay: false}\n  replayed: {generate: false}\n  sampled: {temperature: 0.7, limit: 2}\n"

@@ -1,4 +1,4 @@
-"""`token-recycling chat` on a tiny random model: turns, its commands, Ctrl-C, and input that is no terminal."""
+"""`token-recycling chat` on a tiny random model: turns, commands, Ctrl-C, and piped input."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def chatty_dir(tiny_model_dir, tmp_path_factory):
 
 
 def answers(folder, *said, **options):
-    """What a conversation in Python says."""
+    """Return the answers of a `Conversation` in Python."""
     loaded = load(str(folder))
     made = Conversation(loaded.model, loaded.tokenizer, max_new_tokens=8, do_sample=False, **options)
     return [made.say(text) for text in said]
@@ -33,7 +33,7 @@ def answers(folder, *said, **options):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Lets `chat` meet a person who types these lines; an exception is a key such as Ctrl-C."""
+    """Return a function that types lines into `chat` as in a terminal; an exception is a key such as Ctrl-C."""
 
     def typed(*lines):
         left, prompts = iter(lines), []
@@ -64,8 +64,8 @@ TURNS = [
 
 
 @pytest.mark.parametrize(("typed", "conversations", "options"), TURNS)
-def test_lines_of_a_pipe_are_turns_and_no_prompts_are_printed(chatty_dir, typed, conversations, options):
-    """Empty lines are none; a backslash goes on; a path is no command; /reset begins anew."""
+def test_piped_lines_are_turns_without_prompts(chatty_dir, typed, conversations, options):
+    """Empty lines are skipped, a backslash continues a line, a path is no command, /reset starts a new conversation."""
     given = [part for name, value in options.items() for part in (f"--{name}", value)]
     result = run("chat", chatty_dir, *FEW, *given, input=typed)
     assert result.exit_code == 0, result.stderr
@@ -74,7 +74,7 @@ def test_lines_of_a_pipe_are_turns_and_no_prompts_are_printed(chatty_dir, typed,
     assert result.stderr == ""
 
 
-def test_exit_ends_and_help_says_so(chatty_dir):
+def test_exit_and_help_commands(chatty_dir):
     result = run("chat", chatty_dir, *FEW, input="/help\n/exit\nab\n")
     assert (result.exit_code, result.stdout) == (0, f"{command.HELP}\n")
 
@@ -89,14 +89,14 @@ def test_stats_compare_with_plain_decoding(chatty_dir):
     decoding, plain, ratio = (float(re.search(pattern, found).group(1)) for pattern in patterns)
     assert ratio == pytest.approx(decoding / plain, abs=0.02 + 0.1 * ratio)
     assert "identical: yes" in found
-    drawn = run("chat", chatty_dir, *FEW, "--temperature", 0.5, "--seed", 1, input="ab\n/stats\n").stdout
-    assert "identical" not in drawn
+    sampled = run("chat", chatty_dir, *FEW, "--temperature", 0.5, "--seed", 1, input="ab\n/stats\n").stdout
+    assert "identical" not in sampled
     one = run("chat", chatty_dir, "--max-new-tokens", 1, input="ab\n/stats\n").stdout
     assert "mean accepted tokens" in one
     assert "speedup" not in one
 
 
-def test_errors_are_lines_and_the_conversation_goes_on(chatty_dir):
+def test_errors_are_single_lines_and_the_conversation_continues(chatty_dir):
     (answer,) = answers(chatty_dir, "ab")
     result = run("chat", chatty_dir, *FEW, input=f"/stats\n/frobnicate\n{'x' * CONTEXT}\nab\n")
     assert result.exit_code == 2
@@ -108,7 +108,7 @@ def test_errors_are_lines_and_the_conversation_goes_on(chatty_dir):
     assert "/reset" in full
 
 
-def test_a_full_conversation_can_be_reset(chatty_dir):
+def test_full_conversation_can_be_reset(chatty_dir):
     result = run("chat", chatty_dir, "--max-new-tokens", 1000, input="ab\ncd\n/reset\nab\n")
     answer = result.stdout[: len(result.stdout) // 2]
     assert result.stdout == 2 * answer
@@ -116,7 +116,7 @@ def test_a_full_conversation_can_be_reset(chatty_dir):
     assert "/reset" in result.stderr
 
 
-def test_a_terminal_has_prompts_and_ctrl_d_ends(chatty_dir, terminal):
+def test_terminal_shows_prompts_until_ctrl_d(chatty_dir, terminal):
     prompts = terminal("a\\", "b", KeyboardInterrupt(), "/nothing")
     result = run("chat", chatty_dir, *FEW)
     assert result.exit_code == 0
@@ -127,7 +127,7 @@ def test_a_terminal_has_prompts_and_ctrl_d_ends(chatty_dir, terminal):
     assert "got /nothing" in result.stderr
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(chatty_dir, terminal, monkeypatch):
+def test_ctrl_c_stops_only_the_answer(chatty_dir, terminal, monkeypatch):
     interrupt(monkeypatch, 3)
     terminal("ab", "/stats", "/reset", "ab")
     result = run("chat", chatty_dir, "--max-new-tokens", 40)
@@ -140,6 +140,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chatty_dir, terminal, monke
     assert result.stdout.endswith(f"{whole}\n\n")
 
 
-def test_ctrl_c_ends_a_pipe(chatty_dir, monkeypatch):
+def test_ctrl_c_ends_piped_input(chatty_dir, monkeypatch):
     interrupt(monkeypatch, 3)
     assert run("chat", chatty_dir, "--max-new-tokens", 40, input="ab\nab\n").exit_code == 130

@@ -13,7 +13,7 @@ from support.commandline import PROMPT, reference, run, run_json
 from token_recycling.bench.methods import Transformers
 
 FIXED = ("--drafter", "recycling:tree=8")
-"""A tree whose size does not depend on the machine."""
+"""A fixed tree, whose size does not depend on the machine."""
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def prompt_folder(tmp_path):
     return tmp_path
 
 
-def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder):
+def test_compare_prints_answers_and_a_table(tiny_model_dir, prompt_folder):
     result = run("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 12, "--limit", 2)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -37,7 +37,7 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
         assert float(line.split()[1]) > 0
 
 
-def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
+def test_empty_answers_have_no_speed(loaded, tiny_model_dir, tmp_path):
     folder = tmp_path / "silent"
     shutil.copytree(tiny_model_dir, folder)
     first = reference(loaded, PROMPT, max_new_tokens=1, do_sample=False)[0]
@@ -55,7 +55,7 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
     assert "speedup:" not in text
 
 
-def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
+def test_compare_without_prompt_lookup(tiny_model_dir, monkeypatch):
     decode = Transformers.decode
 
     def refuse(self, *given):
@@ -72,7 +72,7 @@ def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
     assert summary["speedup"]["generate"] > 0
 
 
-def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
+def test_compare_prints_json(loaded, tiny_model_dir, prompt_folder):
     found = run_json("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 12)
     assert [row["name"] for row in found["prompts"]] == ["a.py", "b.py", "c.py"]
     first = found["prompts"][0]
@@ -96,14 +96,14 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
     assert summary["prompts"] == 3
 
 
-def test_compare_starts_cold_and_stays_hot(tiny_model_dir):
+def test_compare_starts_cold_and_keeps_the_matrix(tiny_model_dir):
     once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 24, *FIXED)["prompts"]
     cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, *FIXED)["stats"]["steps"]
     assert once["stats"]["steps"] == cold
     assert again["stats"]["steps"] < cold
 
 
-def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
+def test_compare_reports_the_first_divergence(loaded, tiny_model_dir, monkeypatch):
     benching.plant_a_fault(monkeypatch)
     plain = reference(loaded, PROMPT, max_new_tokens=10, do_sample=False)
     position = next(place for place, token in enumerate(plain) if token != 65)

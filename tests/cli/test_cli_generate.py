@@ -1,4 +1,4 @@
-"""`token-recycling generate` on a tiny random llama with a byte tokenizer, and the matrix it keeps."""
+"""`token-recycling generate` on a tiny random llama with a byte tokenizer, and its matrix file."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_sampling_equals_transformers(loaded, tiny_model_dir):
     assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 4)["tokens"] != expected
 
 
-def test_stop_string_ends_the_text(loaded, tiny_model_dir):
+def test_stop_string_ends_the_output(loaded, tiny_model_dir):
     whole = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24)
     stop = next(char for char in whole["text"] if char.isascii())
     found = run_json(
@@ -44,7 +44,7 @@ def test_stop_string_ends_the_text(loaded, tiny_model_dir):
     assert stop in decoded(loaded.tokenizer, found["tokens"][-1:])
 
 
-def test_an_output_follows_a_schema(tiny_model_dir, tmp_path):
+def test_output_satisfies_a_schema(tiny_model_dir, tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     pytest.importorskip("llguidance")
     choice = {"enum": ["a", "bc"]}
@@ -62,7 +62,7 @@ def test_an_output_follows_a_schema(tiny_model_dir, tmp_path):
         assert_refused(run("generate", tiny_model_dir, PROMPT, "--schema", given), word)
 
 
-def test_stats_are_printed_beside_the_text(tiny_model_dir):
+def test_stats_are_printed_to_stderr(tiny_model_dir):
     result = run(
         "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"
     )
@@ -72,13 +72,13 @@ def test_stats_are_printed_beside_the_text(tiny_model_dir):
         assert word not in result.stdout
 
 
-def test_a_reproducible_text_begins_anew(tiny_model_dir):
+def test_reproducible_runs_draft_equally(tiny_model_dir):
     asked = ("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--reproducible")
     first, again = (run_json(*asked)["stats"] for _ in range(2))
     assert first["steps_by_nodes"] == again["steps_by_nodes"]
 
 
-def test_no_more_tokens_than_the_context_holds(tiny_model_dir):
+def test_output_ends_at_the_context_length(tiny_model_dir):
     result = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 1000, "--json")
     assert len(json.loads(result.stdout)["tokens"]) == CONTEXT - len(PROMPT)
     assert f"note: the output ends at the model's context length of {CONTEXT} tokens" in result.stderr
@@ -98,7 +98,7 @@ def test_dtype_threads_and_device(tiny_model_dir):
 
 
 @pytest.mark.parametrize(("fast", "path"), [("on", "fast"), ("auto", "eager")])
-def test_fast_chooses_captured_steps(loaded, tiny_model_dir, fast, path):
+def test_fast_selects_captured_passes(loaded, tiny_model_dir, fast, path):
     found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 12, "--fast", fast)
     assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=12, do_sample=False)
     assert found["stats"]["path"].startswith(path)
@@ -111,7 +111,7 @@ def test_device_maps(tiny_model_dir):
     assert mapped == wanted
 
 
-def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path):
+def test_chat_template_is_used_by_default(loaded, tiny_model_dir, tmp_path):
     folder = tmp_path / "chat"
     shutil.copytree(tiny_model_dir, folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
@@ -121,7 +121,7 @@ def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path)
         assert run_json("generate", folder, PROMPT, "--max-new-tokens", 8, *options)["tokens"] == wanted
 
 
-def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
+def test_dash_reads_standard_input(tiny_model_dir, tmp_path):
     said, options = f"{PROMPT}\n", ("--max-new-tokens", 4)
     wanted = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
     (tmp_path / "prompt.py").write_text(said)
@@ -133,7 +133,7 @@ def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
     assert [token for step in second["steps"] for token in step] == wanted
 
 
-# the matrix of generate
+# The matrix file
 
 
 def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
@@ -148,7 +148,7 @@ def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
     assert hot["stats"]["steps"] < cold["stats"]["steps"]
 
 
-def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
+def test_ctrl_c_saves_the_matrix(tiny_model_dir, tmp_path, monkeypatch):
     interrupt(monkeypatch, 4)
     file = tmp_path / "matrix.safetensors"
     found = run_json("generate", tiny_model_dir, PROMPT, "--matrix", file, status=130)
@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
     assert read_matrix_file(file)[0]["candidates"].any()
 
 
-def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path):
+def test_unusable_matrix_is_refused_and_unchanged(tiny_model_dir, tmp_path):
     file = tmp_path / "matrix.safetensors"
     run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--matrix", file)
     whole = file.read_bytes()
@@ -170,7 +170,7 @@ def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path
     assert file.read_bytes() == whole[:-7]
 
 
-def test_what_warm_taught_is_kept_and_used(tiny_model_dir, tmp_path, monkeypatch):
+def test_warm_saves_a_matrix_for_later_runs(tiny_model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("token_recycling.hf.warm._ANSWER", 20)
     file = tmp_path / "warm.matrix"
     found = run_json("warm", tiny_model_dir, "--minutes", 0.002, "--output", file)

@@ -1,4 +1,4 @@
-"""Every command takes a GGUF file for a model, and does with it what it does with the folder."""
+"""Every command accepts a GGUF file as model, with the same results as for the unpacked folder."""
 
 import json
 
@@ -19,7 +19,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def one_cache(monkeypatch, cache):
+def shared_cache(monkeypatch, cache):
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(cache))
 
 
@@ -38,7 +38,7 @@ def folder(file):
     return gguf_files.unpacked(file)
 
 
-def test_it_is_unpacked_once_and_has_the_texts_of_its_folder(file, folder, monkeypatch, tmp_path):
+def test_gguf_file_is_unpacked_once_and_equals_its_folder(file, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     first, again, of_folder = (run("generate", model, PROMPT, *SHORT) for model in (file, file, folder))
     assert f"note: unpacking tiny.gguf into {tmp_path / 'gguf'}, in float32" in " ".join(first.stderr.split())
@@ -57,7 +57,7 @@ def test_check_reads_no_weights(file, folder, monkeypatch, tmp_path):
     assert not gguf_files.is_unpacked(file)
 
 
-def test_bench_calls_it_by_its_name(file, tmp_path, monkeypatch):
+def test_bench_names_its_folder_after_the_file(file, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(PROMPT)
     monkeypatch.chdir(tmp_path)
     methods = "generate", f"assisted:model={file}", f"draft_model:model={file},mode=sequence,depth=2"
@@ -67,7 +67,7 @@ def test_bench_calls_it_by_its_name(file, tmp_path, monkeypatch):
     assert found == {**found, "folder": "results/tiny", "rows": 3, "failures": 0, "different_outputs": 0}
 
 
-def test_matrix_and_datastore_take_its_tokenizer(file, folder, tmp_path):
+def test_matrix_and_datastore_use_its_tokenizer(file, folder, tmp_path):
     matrix, texts = tmp_path / "a.matrix", tmp_path / "text.txt"
     texts.write_text("\n".join(tiny.SENTENCES))
     run_json("generate", file, PROMPT, *SHORT, "--matrix", matrix)
@@ -81,7 +81,7 @@ def test_matrix_and_datastore_take_its_tokenizer(file, folder, tmp_path):
     assert built[0]["tokenizer"] == built[1]["tokenizer"]
 
 
-def test_train_takes_it(file, tmp_path):
+def test_train_accepts_a_gguf_file(file, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(tiny.SENTENCES * 20))
     small = ["--texts", 8, "--prompt-tokens", 4, "--text-tokens", 8, "--steps", 2, "--batch", 2, "--held-out", 0.4]
     result = run("train", "medusa", file, tmp_path / "text.txt", "--output", tmp_path / "heads", *small)

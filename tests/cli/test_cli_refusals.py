@@ -1,4 +1,4 @@
-"""What commands refuse: one line that names the value, and the status 2."""
+"""Invalid arguments of commands: one line that names the value, and exit status 2."""
 
 import shutil
 
@@ -82,7 +82,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def places(tiny_model_dir, tmp_path_factory):
-    """What stands for folders and files in the table."""
+    """Return the folders and files that the placeholders in the table stand for."""
     root = tmp_path_factory.mktemp("refused")
     for name in ("EMPTY", "BAD"):
         (root / name).mkdir()
@@ -102,7 +102,7 @@ def places(tiny_model_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("arguments", "word"), REFUSED)
-def test_it_is_refused_in_one_line(places, arguments, word):
+def test_invalid_arguments_are_refused_in_one_line(places, arguments, word):
     def placed(one):
         name, *rest = str(one).split("/")
         return "/".join([places.get(name, name), *rest])
@@ -112,14 +112,14 @@ def test_it_is_refused_in_one_line(places, arguments, word):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
 @pytest.mark.parametrize(("build", "words"), [(None, ("without CUDA", "pip install torch")), ("13.0", ("nvidia-smi",))])
-def test_a_device_that_is_not_available_says_why(tiny_model_dir, monkeypatch, build, words):
+def test_unavailable_device_is_explained(tiny_model_dir, monkeypatch, build, words):
     monkeypatch.setattr(torch.version, "cuda", build)
     for command in (["generate", tiny_model_dir, "hi"], ["check", tiny_model_dir, "--self-test"]):
         assert_refused(run(*command, "--device", "cuda"), "'cuda'", *words)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "somebody/model.gguf", "a/b/c", "-name", "two words"])
-def test_what_is_no_name_of_the_hub_is_not_looked_up_there(monkeypatch, name):
+def test_invalid_hub_names_are_not_looked_up(monkeypatch, name):
     import huggingface_hub
 
     for function in ("try_to_load_from_cache", "HfApi"):
@@ -128,7 +128,7 @@ def test_what_is_no_name_of_the_hub_is_not_looked_up_there(monkeypatch, name):
         check_source(name)
 
 
-def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
+def test_unreachable_hub_is_one_line(monkeypatch):
     import huggingface_hub
 
     def no_network(self, name, timeout):

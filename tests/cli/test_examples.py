@@ -1,4 +1,4 @@
-"""The example scripts run as a reader would run them, on the shipped model, and show what their text promises."""
+"""The example scripts run as documented, on the shipped model, and print what their docstrings describe."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(name, *arguments):
-    """The standard output of one example; fails with its standard error."""
+    """Return the standard output of an example; fail with its standard error."""
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, capture_output=True, env=environment, encoding="utf-8", timeout=600)
@@ -23,14 +23,14 @@ def run(name, *arguments):
     return done.stdout
 
 
-def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
+def test_accelerate_generate_prints_an_identical_output_and_its_steps():
     output = run("accelerate_generate.py", "--max-new-tokens", "48")
     assert "identical to plain generate: yes" in output
     tokens, steps = map(int, re.search(r"(\d+) tokens in (\d+) steps", output).groups())
     assert steps < tokens <= 48
 
 
-def test_an_agent_calls_tools_by_their_schema():
+def test_agent_calls_tools_by_their_schema():
     lines = run("agent.py", "--turns", "3").splitlines()
     calls = [json.loads(line.partition(" -> ")[0]) for line in lines]
     assert len(calls) == 3
@@ -48,7 +48,7 @@ def test_documents_become_objects_of_the_schema():
     assert steps < tokens
 
 
-def test_an_edit_is_the_same_with_a_prediction():
+def test_edit_code_is_identical_with_a_prediction():
     output = run("edit_code.py", "--max-new-tokens", "40")
     assert output.splitlines()[-1] == "identical: yes"
     without, given = map(int, re.search(r"prediction (\d+), with prediction (\d+)", output).groups())
@@ -61,10 +61,10 @@ def test_stream_steps_shows_every_token_and_one_tree():
     lengths = [int(line.split()[1]) for line in steps.splitlines()]
     assert 1 < max(lengths) <= sum(lengths) <= 60
     marked = [line for line in tree.splitlines() if re.match(r"\* +['\"]", line)]
-    assert len(marked) == max(lengths), "one token for each accepted node, the root among them"
+    assert len(marked) == max(lengths), "one token for each accepted node, including the root"
 
 
-def test_keep_the_matrix_starts_where_the_last_run_ended(tmp_path):
+def test_keep_the_matrix_resumes_from_the_last_run(tmp_path):
     asked = ("keep_the_matrix.py", "--matrix", str(tmp_path / "kept.safetensors"), "--max-new-tokens", "24")
     first, second = run(*asked), run(*asked)
     assert " 0 rows filled" in first.splitlines()[0]
