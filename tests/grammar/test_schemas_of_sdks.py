@@ -190,6 +190,7 @@ WRITTEN: dict[str, Any] = {
         "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
         "maxLength": 12,
     },
+    "a beginning of zod": {"type": "string", "format": "starts_with", "pattern": "^ab.*", "maxLength": 4},
     "a password": {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!.*\s).{4,9}$"},
     "a tag among few items": {"type": "array", "items": {"enum": ["a", "b"]}, "contains": A, "maxItems": 3},
     "an intersection of zod": {
@@ -323,6 +324,8 @@ ADMITTED = {
     "e164": (["+4915112345678"], ["4915112345678", "+0123456789"]),
     "ulid": (["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["81ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAI"]),
     "nanoid": (["V1StGXR8_Z5jdHi6B-myT"], ["V1StGXR8"]),
+    "mac": (["00:1b:63:84:45:e6"], ["00:1B:63:84:45:e6", "00:1b:63:84:45"]),
+    "md5_hex": (["d41d8cd98f00b204e9800998ecf8427e"], ["d41d8cd98f00b204e9800998ecf8427"]),
 }
 
 

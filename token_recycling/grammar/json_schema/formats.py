@@ -57,6 +57,10 @@ _RELATIVE = rf"(?:(?:{_REGISTERED}|@)+{_SEGMENTS})?"
 _REFERENCE = rf"(?:{_ABSOLUTE}|{_RELATIVE})(?:\?(?:{_PATH}|[/?])*)?(?:#(?:{_PATH}|[/?])*)?"
 """References of RFC 3986, except those with an address in brackets, or with a scheme and no slash."""
 
+_BESIDE_A_PATTERN = ("starts_with", "ends_with", "includes", "uppercase", "lowercase")
+"""How zod names the patterns that it writes for such strings."""
+_HEX_DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha384": 96, "sha512": 128}
+
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -72,13 +76,16 @@ FORMATS: dict[str, dict[str, Any]] = {
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
-    **{name: {} for name in ("binary", "password", "path", "file-path", "directory-path")},
+    **{name: {} for name in ("binary", "password", "path", "file-path", "directory-path", *_BESIDE_A_PATTERN)},
     "cidrv4": {"pattern": f"^{_IPV4}/(?:[0-9]|[12][0-9]|3[0-2])$"},
     "cidrv6": {"pattern": f"^(?:{_IPV6})/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])$"},
     "cuid": {"pattern": "^[cC][0-9A-Za-z]{8,}$"},
     "cuid2": {"pattern": "^[0-9a-z]+$"},
     "e164": {"pattern": r"^\+[1-9][0-9]{6,14}$"},
+    "hex": {"pattern": "^[0-9A-Fa-f]*$"},
+    **{f"{name}_hex": {"pattern": f"^[0-9A-Fa-f]{{{digits}}}$"} for name, digits in _HEX_DIGITS.items()},
     "ksuid": {"pattern": "^[0-9A-Za-z]{27}$"},
+    "mac": {"pattern": "^(?:(?:[0-9A-F]{2}:){5}[0-9A-F]{2}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$"},
     "nanoid": {"pattern": "^[0-9A-Za-z_-]{21}$"},
     "ulid": {"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"},
     "xid": {"pattern": "^[0-9a-v]{20}$"},
