@@ -1,5 +1,5 @@
-"""Surfaces beside the text: what `accelerate` makes of a model and takes back, options of drafters beside arguments of
-ours, and accelerated models that are saved, pickled and copied.
+"""Changes that `accelerate` makes to a model and `decelerate` undoes; options of drafters next to our own arguments;
+accelerated models that are saved, pickled and copied.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
 @pytest.mark.core
-def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model):
+def test_accelerate_keeps_the_class_name_and_decelerate_restores_the_class(model):
     tr.accelerate(model)
     assert type(model) is not LlamaForCausalLM
     assert isinstance(model, LlamaForCausalLM)
     assert (type(model).__name__, type(model).__module__) == ("LlamaForCausalLM", LlamaForCausalLM.__module__)
     twin = copy.copy(model)
     assert type(tr.decelerate(twin)) is LlamaForCausalLM
-    assert hasattr(model, "acceleration"), "a copy that shares all is decelerated by itself"
+    assert hasattr(model, "acceleration"), "decelerating a shallow copy must not affect the original"
     assert tr.decelerate(model) is model
     assert type(model) is LlamaForCausalLM
     assert not hasattr(model, "acceleration")
@@ -44,7 +44,7 @@ def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model):
 
 @pytest.mark.parametrize("within", [tr.decelerate, lambda model: tr.accelerate(model, "suffix")])
 @pytest.mark.parametrize("before", [tr.decelerate, tr.accelerate])
-def test_after_a_with_block_the_model_is_as_it_was_whatever_was_done_in_it(model, before, within):
+def test_accelerated_block_restores_the_model(model, before, within):
     kind, acceleration = type(before(model)), getattr(model, "acceleration", None)
     with tr.accelerated(model, "plain"):
         within(model)
@@ -53,7 +53,7 @@ def test_after_a_with_block_the_model_is_as_it_was_whatever_was_done_in_it(model
 
 
 @pytest.mark.core
-def test_an_accelerated_model_is_saved_as_what_it_is(model, tmp_path):
+def test_accelerated_model_saves_the_same_files(model, tmp_path):
     model.save_pretrained(tmp_path / "plain")
     tr.accelerate(model).generate(IDS, **GREEDY)
     model.save_pretrained(tmp_path / "accelerated")
@@ -63,8 +63,8 @@ def test_an_accelerated_model_is_saved_as_what_it_is(model, tmp_path):
 
 
 @pytest.mark.core
-def test_the_class_of_an_accelerated_model_makes_plain_ones(model, tmp_path):
-    """As code does that loads a model of the same class again."""
+def test_class_of_an_accelerated_model_creates_plain_models(model, tmp_path):
+    """Code may load another model through `type(model)`."""
     wanted = model.generate(IDS, max_new_tokens=9)
     made = type(tr.accelerate(model))
     model.save_pretrained(tmp_path)
@@ -74,7 +74,7 @@ def test_the_class_of_an_accelerated_model_makes_plain_ones(model, tmp_path):
         assert torch.equal(one.eval().generate(IDS, max_new_tokens=9), wanted)
 
 
-def test_a_pipeline_writes_the_same_text(tokenizer):
+def test_pipeline_returns_the_same_text(tokenizer):
     writer = tiny.llama(4, vocab_size=300)
     plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     tr.accelerate(writer)
@@ -83,13 +83,13 @@ def test_a_pipeline_writes_the_same_text(tokenizer):
 
 
 class Repeating(LlamaForCausalLM):
-    """Has a `generate` of its own, which comes to transformers' in the end."""
+    """Overrides `generate` and calls transformers' own."""
 
     def generate(self, inputs, *, times=1, **arguments):
         return super().generate(inputs.repeat(1, times), **arguments)
 
 
-def test_a_models_own_generate_is_called(model):
+def test_overridden_generate_is_called(model):
     wanted = model.generate(IDS.repeat(1, 2), **GREEDY)
     model.__class__ = Repeating
     assert torch.equal(tr.accelerate(model).generate(IDS, times=2, **GREEDY), wanted)
@@ -98,8 +98,8 @@ def test_a_models_own_generate_is_called(model):
 
 
 @pytest.mark.parametrize("accelerate", [tr.accelerate, lambda model: tr.generate(model, IDS)])
-def test_a_generate_set_on_the_model_itself_is_noted(model, caplog, accelerate):
-    """Such as that of a repository's custom_generate: it is called in place of the accelerated one."""
+def test_generate_set_on_the_instance_causes_a_warning(model, caplog, accelerate):
+    """Such as a repository's `custom_generate`: it is called instead of the accelerated `generate`."""
     model.generate = lambda inputs=None, **arguments: inputs
     with caplog.at_level(logging.WARNING, "token_recycling"):
         accelerate(model)
@@ -107,7 +107,7 @@ def test_a_generate_set_on_the_model_itself_is_noted(model, caplog, accelerate):
     assert torch.equal(model.generate(IDS), IDS)
 
 
-# Options of drafters beside arguments of ours
+# Options of drafters next to our own arguments
 
 DRAFTED: dict[str, Any] = {"drafter": "draft_model", "mode": "sequence", "depth": 3}
 
@@ -130,13 +130,13 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_drafter_may_have_an_option_named_model(model, way):
+def test_drafter_can_have_an_option_named_model(model, way):
     wanted = model.generate(IDS, **GREEDY)
     assert torch.equal(way(model, model=tiny.related(model), **DRAFTED), wanted)
 
 
 @pytest.mark.parametrize("function", [tr.accelerate, tr.accelerated, tr.stream, tr.make_drafter, tr.generate])
-def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
+def test_drafter_options_do_not_clash_with_our_arguments(function):
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     ours = {name for name, given in inspect.signature(function).parameters.items() if given.kind in kinds}
     for name in tr.drafter_names():
@@ -150,19 +150,19 @@ def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
         *(({"max_new_tokens": new}, ValueError, repr(new)) for new in (0, -1, None, 1.0, 2.5, "1")),
     ],
 )
-def test_what_a_stream_refuses(model, arguments, error, value):
+def test_stream_rejects_invalid_arguments(model, arguments, error, value):
     with pytest.raises(error, match=f"got {value}"):
         tr.stream(model, **{"input_ids": IDS, **arguments})
 
 
-def test_a_stream_refuses_a_cache_of_two_sequences(model):
+def test_stream_rejects_a_cache_of_two_sequences(model):
     cache = DynamicCache()
     model(IDS[:, :-1].expand(2, -1), past_key_values=cache)
     with pytest.raises(ValueError, match="1, got 2"):
         tr.stream(model, IDS, past_key_values=cache)
 
 
-def test_one_call_of_generate_returns_statistics_and_leaves_the_model_alone(model):
+def test_generate_returns_statistics_and_does_not_change_the_model(model):
     output = tr.generate(model, IDS, drafter="published", return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 12
     assert type(model) is LlamaForCausalLM
@@ -171,8 +171,8 @@ def test_one_call_of_generate_returns_statistics_and_leaves_the_model_alone(mode
     assert pickle.loads(pickle.dumps(output)).stats.tokens == 12
 
 
-def test_gradients_are_those_of_generate(model):
-    """As of callers that go around its decorator (huggingface/transformers#3720)."""
+def test_gradients_equal_those_of_generate(model):
+    """Callers may bypass the `no_grad` decorator of `generate` (huggingface/transformers#3720)."""
     generate, losses = inspect.unwrap(type(model).generate), []
     for prepared in (lambda model: model, tr.accelerate):
         output = generate(prepared(model), IDS, return_dict_in_generate=True, output_logits=True, **GREEDY)
@@ -182,14 +182,14 @@ def test_gradients_are_those_of_generate(model):
     assert "gradients" in model.acceleration.fallback
 
 
-# Pickled and copied, with what was learned
+# Pickled and copied models keep what the drafter has learned
 
 
 def pickled(model):
     return pickle.loads(pickle.dumps(model))
 
 
-def pickled_by_the_oldest_protocol(model):
+def pickled_with_protocol_0(model):
     return pickle.loads(pickle.dumps(model, protocol=0))
 
 
@@ -200,8 +200,8 @@ def saved_by_torch(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("way", [pickled_by_the_oldest_protocol, saved_by_torch, copy.deepcopy])
-def test_a_model_comes_back_with_what_was_learned(model, way):
+@pytest.mark.parametrize("way", [pickled_with_protocol_0, saved_by_torch, copy.deepcopy])
+def test_copied_model_keeps_what_the_drafter_learned(model, way):
     tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
     twin = way(model)
     assert type(twin) is type(model)
@@ -216,8 +216,8 @@ def test_a_model_comes_back_with_what_was_learned(model, way):
 
 
 @pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "medusa").__contains__))
-def test_every_drafter_may_be_pickled_and_copied(model, name, tmp_path):
-    """Before its first text and after it."""
+def test_every_drafter_can_be_pickled_and_copied(model, name, tmp_path):
+    """Before its first sequence and after it."""
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, example(name, model, tmp_path))
     for way in (pickled, copy.deepcopy, pickled):
@@ -228,8 +228,8 @@ def test_every_drafter_may_be_pickled_and_copied(model, name, tmp_path):
 
 
 @pytest.mark.nightly
-def test_another_process_decodes_with_it(model):
-    """One that is started anew: it has made no accelerated class yet."""
+def test_another_process_decodes_with_a_pickled_model(model):
+    """A spawned process has not created the accelerated class yet."""
     wanted = tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         ours = pool.apply(model.generate, (IDS,), {**GREEDY, "return_dict_in_generate": True})
@@ -237,20 +237,21 @@ def test_another_process_decodes_with_it(model):
     assert 0 < ours.stats.steps < 12
 
 
-# Classes that other libraries derive from a model's own
+# Classes that other libraries derive from the model's class
 
 
 class Wrapping:
-    """As FSDP2's `FSDPModule`: mixed in before the class that a model has."""
+    """A mixin before the model's class, like FSDP2's `FSDPModule`."""
 
 
 def wrapped(model):
-    """As FSDP2 does, and parametrizations of a root module."""
+    """Swap the class as FSDP2 does."""
     kind = type(model)
     model.__class__ = type(f"FSDP{kind.__name__}", (Wrapping, kind), {"wraps": True})
 
 
 def parametrized(model):
+    """Swap the class as parametrizations of a root module do."""
     kind = type(model)
     model.__class__ = type(f"Parametrized{kind.__name__}", (kind,), {"parametrized": True})
 
@@ -264,7 +265,7 @@ def twice(model):
     ("swap", "before"),
     [(twice, False), (twice, True), (parametrized, False), parameter(wrapped, True, every_run=False)],
 )
-def test_a_class_that_was_swapped_again_is_decelerated(model, swap, before):
+def test_swapped_class_can_be_decelerated(model, swap, before):
     plain = model.generate(IDS, **GREEDY)
     if before:
         swap(model)
@@ -283,14 +284,14 @@ def test_a_class_that_was_swapped_again_is_decelerated(model, swap, before):
     assert torch.equal(tr.accelerate(model).generate(IDS, **GREEDY), plain)
 
 
-def test_a_class_that_was_swapped_away_is_left(model):
+def test_decelerate_keeps_a_class_that_replaced_the_accelerated_one(model):
     tr.accelerate(model)
     model.__class__ = Repeating
     assert type(tr.decelerate(model)) is Repeating
     assert not hasattr(model, "acceleration")
 
 
-def test_a_model_is_examined_once_and_again_when_it_has_changed(model):
+def test_model_is_examined_again_only_after_a_change(model):
     tr.accelerate(model)
     target = model.acceleration.target
     assert target is not None
@@ -303,8 +304,8 @@ def test_a_model_is_examined_once_and_again_when_it_has_changed(model):
     assert copy.deepcopy(model).acceleration.target is None
 
 
-def test_calls_of_a_model_that_is_no_longer_supported_are_left_to_generate(model, monkeypatch):
-    """They say why; `accelerate` itself refuses such a model."""
+def test_model_that_is_no_longer_supported_falls_back_to_generate(model, monkeypatch):
+    """The fallback names the reason; `accelerate` itself rejects such a model."""
 
     def refuse(*_):
         raise tr.UnsupportedModelError("another model by now")
@@ -321,7 +322,7 @@ def test_calls_of_a_model_that_is_no_longer_supported_are_left_to_generate(model
 
 
 @pytest.mark.parametrize("options", [{"reproducible": "no"}, {"reproducible": 1}, {"prepack": "no"}, {"prepack": 0}])
-def test_switches_are_true_or_false(options):
+def test_switches_must_be_booleans(options):
     (name,) = options
     with pytest.raises(TypeError, match=f"{name} must be True"):
         tr.accelerate(tiny.llama(), **options)

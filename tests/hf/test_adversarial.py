@@ -1,4 +1,6 @@
-"""Code in and beside a model that decides by what no trial shows. Output is that of plain `generate`, call by call."""
+"""Code in and around a model that depends on state which trials never exercise. Every output equals that of plain
+`generate`.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_i
 IDS = tiny.prompt(1, 9)
 VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
 AFTER = 15
-"""Passes after which code changes what it does: in the second call."""
+"""Number of forward passes after which code changes its behavior, in the second call."""
 SELDOM = 33.0
-"""A token with which no pass of a trial begins; as a float it is none of the numbers that trials look for."""
+"""A token that begins no forward pass of a trial. As a float it equals none of the numbers that trials look for."""
 
 PASSES = 0
 NAMES: dict[str, int] = {}
@@ -54,7 +56,7 @@ Bring = Callable[[Any], dict[str, Any]]
 
 
 def when(count: Callable[[Any], Any]) -> Bring:
-    """A hook that adds a vector once it has counted enough passes."""
+    """Make a hook that adds a vector after it has counted `AFTER` forward passes."""
 
     def bring(model):
         on_layer(model, lambda module, inputs, output: output + VECTOR if count(module) > AFTER else output)
@@ -64,7 +66,7 @@ def when(count: Callable[[Any], Any]) -> Bring:
 
 
 def adding(make: Callable[[], Callable[[], Any]]) -> Bring:
-    """A hook that adds a vector times a number, without a branch; `make` makes the numbers for each model."""
+    """Make a hook that adds a vector times a number, without a branch; `make` creates the numbers for each model."""
 
     def bring(model):
         strength = make()
@@ -103,7 +105,7 @@ def by_buffer(module):
 
 
 def by_seldom_written_buffer(model):
-    """Trials do not see it written to."""
+    """No trial triggers a write to the buffer."""
     embedding = model.model.embed_tokens
     embedding.register_buffer("sum", torch.zeros(1))
 
@@ -187,7 +189,7 @@ def seldom(numbers: Callable[[], float]) -> Callable[[], bool]:
 
 
 class Steering(NamedTuple):
-    """Derived from a type whose values cannot change, and with a state all the same."""
+    """An immutable tuple whose calls depend on global state."""
 
     strength: float
 
@@ -196,7 +198,7 @@ class Steering(NamedTuple):
 
 
 def by_a_list_of_another_hook(model):
-    """One hook appends, another one acts by what was appended."""
+    """One hook appends to a list; another hook depends on the list's length."""
     rows = []
     on_layer(model, lambda *given: rows.append(1))
     on_layer(model, lambda module, inputs, output: output + VECTOR if len(rows) > 5 else None, "model.layers.1")
@@ -229,7 +231,7 @@ class Counting:
 
 
 class DisguisedByInheritance(Counting):
-    """Without a method of its own."""
+    """Defines no method itself."""
 
 
 DisguisedByInheritance.__module__ = "peft.tuners.lora.layer"
@@ -244,7 +246,7 @@ def _other_helper(states):
 
 
 STEERING = types.ModuleType("steering")
-"""A module of the user's, of which one function is plain and the other one is named like an operation of torch."""
+"""A user's module: one function is plain, the other has the name of a torch operation."""
 exec(
     "passes = [0]\n"
     "def scale(states):\n    return states * 1.5\n"
@@ -277,7 +279,7 @@ def with_output(model):
 
 
 def strength_between_calls(model):
-    """Not state of the hook: the vector is another one in the second call."""
+    """Change the vector between calls, outside the hook."""
     vector = model.__dict__.setdefault("vector", torch.zeros(32))
     if not vector.any():
         on_layer(model, lambda module, inputs, output: torch.cat([output[:, :-1], output[:, -1:] + vector], 1))
@@ -416,16 +418,14 @@ CASES: dict[str, Bring] = {
     "a generator of a processor": processor(by_generator),
     "a function of torch, by setattr": processor(by_setattr),
     "a function of torch that sets an option": when(seed_by_name),
-    "a module of the user's": lambda model: (
+    "a user's module": lambda model: (
         on_layer(model, lambda module, inputs, output: _plain_helper(_other_helper(output))) or {}
     ),
     "a method of a module": processor(by_bound_library_method),
-    "a class that names peft as its home": lambda model: on_layer(model, Disguised()) or {},
-    "a class without methods that names peft as its home": lambda model: (
-        on_layer(model, DisguisedByInheritance()) or {}
-    ),
+    "a class with peft as its module": lambda model: on_layer(model, Disguised()) or {},
+    "an empty class with peft as its module": lambda model: on_layer(model, DisguisedByInheritance()) or {},
     "an output": with_output,
-    "a variable of the context": processor(model_of_context),
+    "a model in a context variable": processor(model_of_context),
 }
 
 
@@ -457,17 +457,17 @@ def plain() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", thinned(CASES, 2))
-def test_no_silent_difference(name, monkeypatch):
+def test_code_with_hidden_state_matches_generate(name, monkeypatch):
     bring = CASES[name]
     monkeypatch.setenv("PASSES", "0")
     wanted = _outputs(lambda model: model, bring)
-    assert not all(torch.equal(output, plain()) for output in wanted), "the code changes nothing"
+    assert not all(torch.equal(output, plain()) for output in wanted), "the code must change the output"
     monkeypatch.setenv("PASSES", "0")
     assert all(map(torch.equal, _outputs(tr.accelerate, bring), wanted))
 
 
 class LastRow(torch.nn.Module):
-    """A module that treats the last row of a pass in another way."""
+    """A module that treats the last row of a pass differently."""
 
     def __init__(self, inner):
         super().__init__()
@@ -485,7 +485,7 @@ class Hook(torch.nn.Module):
 
 
 class Scaling(contextlib.ContextDecorator):
-    """Decorates a function with a context that counts its calls."""
+    """A context manager, usable as a decorator, that counts its calls."""
 
     def __init__(self, linear):
         self.linear, self.passes = linear, 0
@@ -510,7 +510,7 @@ def generated(linear):
 
 
 def decorated(make: Callable[[Any], Any]) -> Bring:
-    """A method of a library that a decorator of a library wraps, with a context of a user."""
+    """Wrap a library's method in a library's decorator around a user's context manager."""
 
     def bring(model):
         linear = model.model.layers[0].mlp.down_proj
@@ -521,7 +521,7 @@ def decorated(make: Callable[[Any], Any]) -> Bring:
 
 
 def replaced_by(make: Callable[[LastRow], Any]) -> Bring:
-    """A method that is replaced by one of a library, which calls a module of a user."""
+    """Replace a method with one from a library that calls a user's module."""
 
     def bring(model):
         mlp = model.model.layers[0].mlp
@@ -560,7 +560,7 @@ HELD_BY_LIBRARIES: dict[str, Bring] = {
 
 
 @pytest.mark.parametrize("name", thinned(HELD_BY_LIBRARIES, 2))
-def test_code_that_libraries_hold_is_of_its_user(name):
+def test_user_code_held_by_library_objects_matches_generate(name):
 
     def brought():
         model = llama()

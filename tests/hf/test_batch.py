@@ -1,5 +1,5 @@
-"""Several texts at once: rows of different lengths, padded on the left, that accept different numbers of tokens; with
-criteria of the caller's own, scores and logits, and caches that are given.
+"""Batches: left-padded rows of different lengths that accept different numbers of tokens, with custom stopping
+criteria, scores and logits, and caches passed by the caller.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ENDS = [5, 9, 14, 22, 33, 41, 60]
 
 
 @pytest.mark.parametrize("cache_is_seen", [True, False])
-def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(counting, cache_is_seen, monkeypatch):
-    """Three of four texts end soon. For four a node of each costs half a pass, for one an eighth: of the first four
-    tokens that are foreseen two would not pay if the others' were still counted. A cache that somebody will see keeps
-    all texts.
+def test_remaining_rows_draft_more_after_others_have_ended(counting, cache_is_seen, monkeypatch):
+    """Three of four sequences end early. One node per row costs half a forward pass for four rows, and an eighth for
+    one row. If ended rows were still counted, two of the first four predicted tokens would not pay off. A cache that is
+    returned to the caller keeps all rows.
     """
     fix_costs(monkeypatch, (1, 128), (5.0, 132.0))
     drafter = tr.make_drafter("recycling")
@@ -49,13 +49,13 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     if cache_is_seen:
         ours, wanted = ours.sequences, wanted.sequences
     assert torch.equal(ours, wanted)
-    assert ours.shape[1] > 12, "one text goes on for longer than the others"
+    assert ours.shape[1] > 12, "one sequence must continue after the others"
     assert texts[-1] == (4 if cache_is_seen else 1)
     assert len(texts) < 8
 
 
 class Recording(StoppingCriteria):
-    """Answers from what it is shown, and remembers it."""
+    """A stopping criterion that records the ids it receives."""
 
     def __init__(self, answer):
         self.answer, self.seen = answer, []
@@ -70,8 +70,8 @@ def at_a_token(self, ids):
     return ids[:, -1] % 9 == 2
 
 
-def when_all_have_said_it(self, ids):
-    """One answer for all, from a memory, as lm-eval does."""
+def after_every_row_had_the_token(self, ids):
+    """Return one answer for all rows from stored state, as lm-eval does."""
     self.done = getattr(self, "done", torch.zeros(len(ids), dtype=torch.bool)) | (ids[:, -1] % 9 == 2)
     return bool(self.done.all())
 
@@ -84,12 +84,12 @@ def when_two_rows_agree(self, ids):
     return ids[:, -1] == ids.roll(1, dims=0)[:, -1]
 
 
-ANSWERS = [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree]
+ANSWERS = [at_a_token, after_every_row_had_the_token, after_seven_calls, when_two_rows_agree]
 
 
 @pytest.mark.parametrize(("answer", "eos"), paired(ANSWERS, [None, EOS]))
 def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer, eos):
-    """So that those which remember, compare texts or answer for all say what they say to `generate`."""
+    """So criteria that keep state, compare rows or answer for all rows return the same as in `generate`."""
     ending.generation_config.eos_token_id = eos
     for seed, tree in enumerate(TREES):
         inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 16}
@@ -102,7 +102,7 @@ def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer
         torch.testing.assert_close(ours.logits, wanted.logits, atol=1e-4, rtol=1e-4)
         assert criteria[1].seen == criteria[0].seen
         new = wanted.sequences[:, inputs["input_ids"].shape[1] :]
-        kept = new.flip(1).cumsum(1) > 0 if eos is not None else new >= 0  # without an end nothing is padded
+        kept = new.flip(1).cumsum(1) > 0 if eos is not None else new >= 0  # without an end token no row is padded
         assert stats.tokens == int(kept.sum())
         assert stats.prompt_tokens == int(inputs["attention_mask"].sum())
 
@@ -116,8 +116,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", PROCESSORS.values(), ids=PROCESSORS.keys())
-def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
-    """Also where a text has ended and `generate` goes on to score its padding."""
+def test_scores_and_logits_of_a_batch_equal_those_of_generate(ending, way):
+    """Including the padding that `generate` scores after a row has ended."""
     for seed, lengths in enumerate([[5, 9, 3], [6, 6, 6, 6], [7]]):
         inputs = {**batch(lengths, seed, spare=1), "max_new_tokens": 16, "eos_token_id": ENDS, **SCORES, **way}
         wanted, ours = ending.generate(**inputs), tr.generate(ending, drafter="recycling:tree=paper", **inputs)
@@ -130,8 +130,8 @@ def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_each_row_may_emit_the_tokens_that_are_allowed_in_its_place(ending, beams):
-    """Rows are counted in groups of beams."""
+def test_allowed_tokens_depend_on_the_row(ending, beams):
+    """The row index counts groups of beams."""
     inputs, model = {**batch([4, 9, 5, 7], 0), "max_new_tokens": 16}, tr.accelerate(copy.deepcopy(ending))
     allowed = PrefixConstrainedLogitsProcessor(lambda row, ids: list(range(row, 64, 3)), beams)
     wanted = ending.generate(**inputs, logits_processor=[allowed])
@@ -139,8 +139,8 @@ def test_each_row_may_emit_the_tokens_that_are_allowed_in_its_place(ending, beam
     assert model.acceleration.fallback is None
 
 
-def test_a_cache_that_holds_less_than_the_padding(ending):
-    """Of a text that begins after the cached slots nothing is held yet."""
+def test_cache_shorter_than_the_padding_of_a_row(ending):
+    """The cache holds no token of a row that begins after the cached slots."""
     inputs, answers = batch([9, 2], 0), []
     for generate in (ending.generate, lambda **given: tr.generate(ending, **given)):
         cache = DynamicCache(config=ending.config)

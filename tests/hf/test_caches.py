@@ -1,5 +1,5 @@
-"""Caches that `generate` makes on request or is given, dynamic and static: texts are those of cold caches, and what is
-left in a cache is what `generate` leaves.
+"""Dynamic and static caches, requested by an option or passed by the caller. Outputs equal those of a cold cache, and a
+call leaves the same contents in a cache as plain `generate`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.core
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 SPARSE_STATIC = (5, 22)
-"""In 5.14 `generate` itself says something else with a static cache of a model with sparse attention."""
+"""Before this release, `generate` itself returns another output with a static cache and sparse attention."""
 FAMILIES = [
     named("llama"),
     named("mistral", "window of 8"),
@@ -46,15 +46,23 @@ FAMILIES = [
 def of_family(case, kind):
     if kind is StaticCache and case.family == "deepseek_v32":
         skip_before(*SPARSE_STATIC)
-    if kind is StaticCache and case.family == "llama4_text":  # whose chunked masks do not know static caches before
+    if kind is StaticCache and case.family == "llama4_text":  # its chunked masks ignore static caches before
         skip_before(5, 20)
-    model = model_of(case)
+    return with_ends(model_of(case))
+
+
+def llama_or_mistral(family):
+    """Return a random llama, or a random mistral with a window of 8."""
+    return model_of(named(family, "window of 8" * (family == "mistral")))
+
+
+def with_ends(model):
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
     return model
 
 
-def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog):
-    """And returned as that of `generate`, where it is asked for."""
+def test_requested_static_cache_is_replaced_with_a_warning(model, caplog):
+    """The returned cache equals that of `generate`."""
     model.generation_config.pad_token_id = 0
     for inputs in (batch([8], 0), batch([3, 8], 0, spare=1)):
         arguments = {**inputs, **GREEDY, "cache_implementation": "static", "return_dict_in_generate": True}
@@ -68,34 +76,34 @@ def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog
     assert "decode in a dynamic one" in caplog.text
 
 
-ALONE = (*BORDERS, BLOCKS)
-"""Families of which padded batches are left to transformers."""
+UNBATCHED = (*BORDERS, BLOCKS)
+"""Families whose padded batches fall back to transformers."""
 TURNS = [
     *(
-        (DynamicCache, case, [5] if case in ALONE else [5, 9, 3])
+        (DynamicCache, case, [5] if case in UNBATCHED else [5, 9, 3])
         for case in (*FAMILIES, named("gemma3_text"), named("gemma3n_text"), BLOCKS)
     ),
     *((StaticCache, case, lengths) for case in FAMILIES for lengths in ([5], [4, 9])),
 ]
 
 
-def in_every_run(turns):
-    """Of static caches batches, of sequences alone those of families of which batches are left to transformers."""
+def runs_every_time(turns):
+    """Select static caches with batches, or with single sequences for families whose batches fall back."""
     kind, case, lengths = turns
-    return str(case) in EVERY_RUN and (kind is DynamicCache or (len(lengths) == 1) == (case in ALONE))
+    return str(case) in EVERY_RUN and (kind is DynamicCache or (len(lengths) == 1) == (case in UNBATCHED))
 
 
 @pytest.mark.parametrize(
     ("kind", "case", "lengths"),
     thinned(
         TURNS,
-        kept=in_every_run,
+        kept=runs_every_time,
         ids=lambda turns: f"{turns[0].__name__} {turns[1]} {turns[2]}",
     ),
 )
-def test_turns_on_one_cache_plain_and_accelerated_by_turns(kind, case, lengths):
-    """The caller's own, continued by plain `generate` and by ours, by turns; in the end all caches hold the same. What
-    they hold counts, which the caller changes between the turns.
+def test_plain_and_accelerated_turns_share_a_cache(kind, case, lengths):
+    """Plain and accelerated calls alternate on the caller's cache. Every order leaves the same contents, although the
+    caller changes the values between turns.
     """
     model, texts, caches = of_family(case, kind), [], []
     for ours in ("", "02", "1"):
@@ -108,7 +116,7 @@ def test_turns_on_one_cache_plain_and_accelerated_by_turns(kind, case, lengths):
             if str(turn) in ours:
                 stats = tr.Stats()
                 text = tr.generate(model, stats=stats, **arguments)
-                assert stats.steps or (case in ALONE and kind is StaticCache)
+                assert stats.steps or (case in UNBATCHED and kind is StaticCache)
             else:
                 text = model.generate(**arguments)
             assert int(cache.get_seq_length()) == text.shape[1] - 1
@@ -123,8 +131,8 @@ def test_turns_on_one_cache_plain_and_accelerated_by_turns(kind, case, lengths):
         assert_same_slots(cache, caches[0], paddings)
 
 
-def test_a_static_cache_keeps_its_memory(model):
-    """A model compiled for it relies on the addresses."""
+def test_static_cache_keeps_its_memory_addresses(model):
+    """A model compiled for the cache relies on the addresses."""
     cache, text = StaticCache(config=model.config, max_cache_len=64), tiny.prompt(0, 5)
     text = tr.generate(model, text, past_key_values=cache, **GREEDY)
     before = [layer.keys.data_ptr() for layer in cache.layers]
@@ -132,7 +140,7 @@ def test_a_static_cache_keeps_its_memory(model):
     assert [layer.keys.data_ptr() for layer in cache.layers] == before
 
 
-def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
+def test_static_cache_that_is_too_short_falls_back(model):
     tr.accelerate(model)
     with pytest.raises(Exception, match="index"):
         model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=13), **GREEDY)
@@ -141,8 +149,8 @@ def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
     assert model.acceleration.fallback is None
 
 
-def test_generates_own_compiling_for_static_caches_is_left_out():
-    """`generate` compiles the model for a static cache on an accelerator, or everywhere if told to."""
+def test_model_is_not_compiled_for_a_static_cache():
+    """Plain `generate` compiles it on an accelerator, or on every device if configured to."""
     model, ids = tiny.llama(num_hidden_layers=1), tiny.prompt(0, 8)
     config = CompileConfig(backend="eager", fullgraph=False)
     config._compile_all_devices = True
@@ -154,8 +162,8 @@ def test_generates_own_compiling_for_static_caches_is_left_out():
     assert not hasattr(model, "_compiled_call")
 
 
-def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
-    """An index breaks ties by the number of slots, of which a static cache has more."""
+def test_static_cache_beyond_index_topk_falls_back():
+    """The index breaks ties by the number of slots, and a static cache has more slots than tokens."""
     skip_before(*SPARSE_STATIC)
     case = named("deepseek_v32")
     model, ids = tr.accelerate(model_of(case)), tiny.prompt(0, 5, VOCABULARY)
@@ -170,8 +178,8 @@ def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
         assert found is None if reason is None else reason in found
 
 
-def test_two_caches_in_one_are_left_to_transformers():
-    """GPT-2 takes the caches of an encoder and a decoder, too."""
+def test_encoder_decoder_cache_falls_back():
+    """GPT-2 also accepts a cache for an encoder and a decoder."""
 
     def call(model):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -194,8 +202,8 @@ def family(place):
 
 
 class OneCache(RuleBasedStateMachine):
-    """One cache continued by plain `generate`, by ours and by streams that are left, in any order: every output is that
-    of a cold cache, and the cache holds all tokens but the last.
+    """One cache continued by plain calls, accelerated calls and abandoned streams, in any order. Every output equals
+    that of a cold cache, and the cache holds all tokens except the last.
     """
 
     @initialize(place=st.integers(0, len(CONTINUED) - 1), length=st.integers(1, 12))
@@ -225,7 +233,7 @@ class OneCache(RuleBasedStateMachine):
         self.continued(wanted, self.call(generate, new, past_key_values=self.cache))
 
     @rule(steps=st.integers(1, 4), drafter=DRAFTERS, fast=st.booleans())
-    def stream_that_is_left(self, steps, drafter, fast):
+    def abandoned_stream(self, steps, drafter, fast):
         how = {"max_new_tokens": 40, "past_key_values": self.cache, "fast": fast and self.fast[-1]}
         stream, tokens = tr.stream(self.model, self.ids, drafter, **how), []
         for _, step in zip(range(steps), stream, strict=False):
@@ -235,7 +243,7 @@ class OneCache(RuleBasedStateMachine):
         self.continued(wanted, torch.cat([self.ids, torch.tensor([tokens])], dim=1))
 
     @rule(tokens=st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3))
-    def say(self, tokens):
+    def append_tokens(self, tokens):
         self.ids = torch.cat([self.ids, torch.tensor([tokens])], dim=1)
 
 
@@ -244,7 +252,7 @@ TestOneCache = OneCache.TestCase
 
 
 def windowed(config, **settings):
-    """A copy of a configuration whose caches drop tokens."""
+    """Return a copy of a configuration whose caches drop tokens."""
     config = copy.deepcopy(config)
     for name, value in settings.items():
         setattr(config, name, value)
@@ -252,9 +260,9 @@ def windowed(config, **settings):
 
 
 @pytest.mark.parametrize(("family", "kind"), paired(["llama", "mistral"], [DynamicCache, StaticCache]))
-def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(family, kind):
-    """As one made for another model: `generate` decodes with the tokens that are left."""
-    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 12, VOCABULARY)
+def test_cache_with_a_shorter_window_than_the_model_falls_back(family, kind):
+    """Such as a cache made for another model. Plain `generate` decodes with the remaining tokens."""
+    model, ids = llama_or_mistral(family), tiny.prompt(0, 12, VOCABULARY)
     options = {} if kind is DynamicCache else {"max_cache_len": 40}
     short, ours, long = (windowed(model.config, sliding_window=size) for size in (5, 8, 11))
     wanted = model.generate(ids, past_key_values=kind(config=short, **options), **GREEDY)
@@ -267,11 +275,11 @@ def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(fa
         model.generate(ids, past_key_values=kind(config=config, **options), **GREEDY)
         assert (model.acceleration.fallback is None) == (family == "mistral")
     model.generate(ids[:, :2], past_key_values=kind(config=short, **options), max_new_tokens=4, do_sample=False)
-    assert model.acceleration.fallback is None  # nothing is dropped so soon
+    assert model.acceleration.fallback is None  # too few tokens for the cache to drop any
 
 
-def test_a_stream_takes_those_caches_that_a_call_is_accelerated_with():
-    """Whether a cache with a window drops what the model attends to depends on how long the text may be."""
+def test_stream_accepts_exactly_the_caches_that_generate_accelerates():
+    """Whether a windowed cache drops attended tokens depends on the maximum length of the sequence."""
     model, taken = tr.accelerate(model_of(named("llama"))), []
     for length, new in itertools.product(range(2, 8), range(1, 7)):
         ids, config = tiny.prompt(0, length, VOCABULARY), windowed(model.config, sliding_window=6)
@@ -283,8 +291,8 @@ def test_a_stream_takes_those_caches_that_a_call_is_accelerated_with():
 
 
 @pytest.mark.parametrize("setting", [{"sliding_window": 5}, {"attention_chunk_size": 5}])
-def test_a_setting_that_caches_read_and_the_model_does_not(setting):
-    """Such as a window in the configuration of a llama: its cache drops tokens, and its masks show them."""
+def test_setting_that_only_the_cache_reads_falls_back(setting):
+    """Such as a window in a llama's configuration: the cache drops tokens that the masks still show."""
 
     def call(model):
         return model.generate(tiny.prompt(0, 12, VOCABULARY), **GREEDY)
@@ -297,8 +305,8 @@ def test_a_setting_that_caches_read_and_the_model_does_not(setting):
 
 @pytest.mark.parametrize("recording", ["from the start", "after a call"])
 @needs(5, 18)  # before, plain `generate` itself fails
-def test_a_cache_that_goes_back_behind_its_window(recording):
-    """The caller's own, cropped by more tokens than a layer with a window keeps, unless it records them."""
+def test_cache_cropped_beyond_its_window(recording):
+    """The caller crops more tokens than a windowed layer keeps without recording."""
     model, texts = model_of(named("mistral", "window of 8")), []
     model.generation_config.pad_token_id = 0
     ids = tiny.prompt(0, 6, VOCABULARY).repeat(1, 3)
@@ -315,8 +323,8 @@ def test_a_cache_that_goes_back_behind_its_window(recording):
     assert torch.equal(*texts)
 
 
-def given_back(layer):
-    """What others than `generate` see of a layer; contiguous as there, unless a window dropped some."""
+def visible_state(layer):
+    """Return a layer's class, contiguity and shapes. Layers with a window may have any contiguity."""
     keys = getattr(layer, "keys", None)
     return type(layer), keys is None or layer.is_sliding or keys.is_contiguous(), shapes_in(vars(layer))
 
@@ -336,9 +344,9 @@ def shapes_in(value):
         *(pytest.param(hybrid, marks=needs(5, 14)) for hybrid in ("falcon_h1", "bamba")),
     ],
 )
-def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows):
-    """So that they can be written to by `.data`, saved, cropped as far as those of plain `generate` can, and reset for
-    another model (huggingface/transformers#48509); a model that is not accelerated continues them.
+def test_returned_layers_equal_those_of_transformers(family, how, rows):
+    """So callers can write to them through `.data`, save them, crop them as far as plain `generate`'s, and reset them
+    for another model (huggingface/transformers#48509). A plain model continues them.
     """
     cases = {"mistral": named("mistral", "window of 8"), **{case.family: case for case in RECURRENT}}
     model = model_of(cases.get(family) or named(family))
@@ -347,27 +355,27 @@ def test_layers_that_are_given_back_are_those_of_transformers(family, how, rows)
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
         cache = {"returned": None, "given": copy.deepcopy(given)}.get(how, DynamicCache(config=model.config))
         output = generate(ids, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
-        seen.append([*map(given_back, output.past_key_values.layers), output.past_key_values.layer_class_to_replicate])
+        seen.append(
+            [*map(visible_state, output.past_key_values.layers), output.past_key_values.layer_class_to_replicate]
+        )
     assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_stream_gives_back_what_generate_does(family):
-    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 6, VOCABULARY)
+def test_stream_leaves_the_same_cache_as_generate(family):
+    model, ids = llama_or_mistral(family), tiny.prompt(0, 6, VOCABULARY)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     model.generate(ids, past_key_values=caches[0], **GREEDY)
     for _ in tr.stream(model, ids, past_key_values=caches[1], **GREEDY):
         pass
-    assert [*map(given_back, caches[1].layers)] == [*map(given_back, caches[0].layers)]
+    assert [*map(visible_state, caches[1].layers)] == [*map(visible_state, caches[0].layers)]
     assert_same_slots(caches[1], caches[0])
 
 
 @pytest.mark.parametrize(("family", "ended"), paired(["llama", "mistral"], [None, 9, 13]))
-def test_texts_of_one_length_leave_the_slots_of_generate(family, ended):
-    """Nothing is padded before them, but they advance by different numbers of tokens, and beyond where a criterion of
-    the caller's ends all of them.
-    """
-    model = of_family(named(family, "window of 8" * (family == "mistral")), DynamicCache)
+def test_batch_without_padding_leaves_the_same_slots_as_generate(family, ended):
+    """Rows advance by different numbers of tokens, and beyond the column where a custom criterion ends the batch."""
+    model = with_ends(llama_or_mistral(family))
     for seed in range(4):
         ids = torch.cat([tiny.prompt(seed + row, 3, VOCABULARY).repeat(1, 2) for row in range(3)])
         arguments = {"attention_mask": torch.ones_like(ids), "return_dict_in_generate": True, **GREEDY}
@@ -380,20 +388,20 @@ def test_texts_of_one_length_leave_the_slots_of_generate(family, ended):
 
 
 @needs(5, 24)
-def test_values_of_another_type_than_keys():
-    """Under autocast what rotates keys computes in float32; earlier caches widened values to that."""
+def test_cache_dtypes_under_autocast_equal_those_of_generate():
+    """Under autocast rotary embeddings compute keys in float32. Earlier caches widened values to float32."""
     model, ids, types = model_of(named("llama")), tiny.prompt(0, 6, VOCABULARY), []
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
         with torch.autocast("cpu", torch.bfloat16):
             cache = generate(ids, return_dict_in_generate=True, **GREEDY).past_key_values
         types.append([(layer.keys.dtype, layer.values.dtype) for layer in cache.layers])
-        cache.update(*torch.rand(2, 1, *cache.layers[0].keys.shape[1:]), layer_idx=0)  # such as in another model
+        cache.update(*torch.rand(2, 1, *cache.layers[0].keys.shape[1:]), layer_idx=0)  # as another model would
         types[-1].append((cache.layers[0].keys.dtype, cache.layers[0].values.dtype))
     assert types[0] == types[1]
 
 
-def of_layers(cache):
-    """What a caller may hold of a cache."""
+def tensors_of(cache):
+    """Return the keys and values of every layer."""
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
@@ -404,12 +412,12 @@ def copied(cache):
 
 
 @pytest.mark.parametrize(("family", "by_hand"), paired(["llama", "mistral"], [False, True]))
-def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
-    """And those of copied layers, while the cache is cropped and filled with something else, and put back."""
+def test_tensors_held_by_the_caller_are_not_overwritten(family, by_hand):
+    """Nor are those of copied layers, while the cache is cropped, refilled and restored."""
     model = model_of(named(family))
     ids, more = tiny.prompt(0, 5, VOCABULARY), tiny.prompt(1, 4, VOCABULARY)
 
-    def go_on(tokens, cache):
+    def continue_from(tokens, cache):
         if not by_hand:
             return model.generate(tokens, past_key_values=cache, **GREEDY)
         with torch.no_grad():
@@ -418,11 +426,11 @@ def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
     def turns():
         cache = DynamicCache(config=model.config)
         said = model.generate(ids, past_key_values=cache, **{**GREEDY, "max_new_tokens": 3})
-        held, others = of_layers(cache), [copied(cache), copied(cache)]
+        held, others = tensors_of(cache), [copied(cache), copied(cache)]
         cache.crop(-2)
-        answers = [go_on(torch.cat([said[:, :-3], more], 1), cache)]
+        answers = [continue_from(torch.cat([said[:, :-3], more], 1), cache)]
         for number, other in enumerate(others):
-            answers.append(go_on(torch.cat([said, more.roll(number, 1)], 1), other))
+            answers.append(continue_from(torch.cat([said, more.roll(number, 1)], 1), other))
         for layer, (keys, values) in zip(cache.layers, held, strict=True):
             layer.keys, layer.values = keys, values
         return [*answers, *(states for pair in held for states in pair)]
@@ -435,7 +443,7 @@ def test_keys_that_a_caller_holds_stay_as_they_are(family, by_hand):
 
 
 def with_fewer(cache, layer):
-    """As of a cache that was compressed by hand, layer by layer."""
+    """Drop two slots of one layer, as manual compression does."""
     kept = cache.layers[layer]
     kept.keys, kept.values = kept.keys[:, :, 2:], kept.values[:, :, 2:]
 
@@ -458,9 +466,9 @@ UNEQUAL = {
 
 @pytest.mark.parametrize(("change", "family"), paired(UNEQUAL, ["llama", "mistral"]))
 @needs(5, 23)
-def test_layers_of_a_cache_that_hold_different_tokens(family, change):
-    """Plain `generate` attends to what there is, token by token; or it raises an error."""
-    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 12, VOCABULARY)
+def test_layers_with_different_numbers_of_tokens_fall_back(family, change):
+    """Plain `generate` attends to the available slots or raises an error."""
+    model, ids = llama_or_mistral(family), tiny.prompt(0, 12, VOCABULARY)
 
     def outcome(generate):
         cache = DynamicCache(config=model.config)

@@ -1,5 +1,5 @@
-"""What a call leaves: notes of itself alone, whatever else is called meanwhile and for every way past our loop, and
-beside them a model as it was, however the call ends.
+"""Side effects of a call: it records its own statistics and fallback, whatever other calls run meanwhile, and leaves
+the model otherwise unchanged, however the call ends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IDS = tiny.prompt(0, 6)
 
 
 def meanwhile(other, thread):
-    """A criterion that ends nothing, and lets something else happen once, from beginning to end. It reaches the thread
-    but not the model, or the call would be left to `generate`.
+    """Return a criterion that never stops and runs `other` once, from beginning to end. It references the thread but
+    not the model; otherwise the call would fall back to `generate`.
     """
     waiting = [threading.Thread(target=other)]
 
@@ -45,13 +45,13 @@ def meanwhile(other, thread):
 
 OTHERS: dict[str, dict[str, Any]] = {
     "accelerated": {"max_new_tokens": 5, "do_sample": False},
-    "left to transformers": {"use_cache": False, **GREEDY},
+    "falling back": {"use_cache": False, **GREEDY},
 }
 
 
 @pytest.mark.parametrize(("name", "thread"), paired(OTHERS, [True, False]))
-def test_a_call_is_noted_by_itself(model, name, thread):
-    """Whatever is called in between, by another thread or in this one."""
+def test_call_records_only_its_own_statistics(model, name, thread):
+    """Another call runs in between, in another thread or in this one."""
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, "plain")
     noted = []
@@ -71,7 +71,7 @@ def test_a_call_is_noted_by_itself(model, name, thread):
     assert (noted[0][1] is None) == accelerated
 
 
-def test_a_call_that_transformers_decodes_in_another_way_leaves_no_notes(model):
+def test_beam_search_records_no_statistics(model):
     plain = model.generate(IDS, num_beams=2, **GREEDY)
     tr.accelerate(model, "plain").generate(IDS, **GREEDY)
     stats = model.acceleration.stats
@@ -80,7 +80,7 @@ def test_a_call_that_transformers_decodes_in_another_way_leaves_no_notes(model):
 
 
 @pytest.mark.parametrize("way", [tr.accelerate, lambda model: tr.accelerate(tr.accelerate(model), "suffix")])
-def test_generate_says_what_it_takes_and_does_as_before(model, way):
+def test_accelerate_keeps_signatures_and_docstrings(model, way):
     names = "generate", "prepare_inputs_for_generation", "forward"
     before = [(inspect.signature(getattr(model, name)), getattr(model, name).__doc__) for name in names]
     way(model)
@@ -88,15 +88,15 @@ def test_generate_says_what_it_takes_and_does_as_before(model, way):
     assert inspect.unwrap(type(model).generate) is inspect.unwrap(LlamaForCausalLM.generate)
 
 
-# A model as it was
+# Calls leave the model unchanged
 
 
 @contextmanager
-def left_alone(model):
-    """Within the block nothing about the object may change: its class, its attributes, what is registered in it, and
-    what its acceleration says.
+def unchanged(model):
+    """Assert that the block does not change the model: its class, attributes and registered objects, and the records of
+    its acceleration.
     """
-    kind, attributes, notes = type(model), dict(vars(model)), said_of(model)
+    kind, attributes, notes = type(model), dict(vars(model)), records_of(model)
     contents = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
     config, generation = model.config.to_dict(), model.generation_config.to_dict()
     yield
@@ -105,11 +105,11 @@ def left_alone(model):
     assert all(vars(model)[name] is value for name, value in attributes.items())
     assert all(vars(model)[name] == value for name, value in contents.items())
     assert (model.config.to_dict(), model.generation_config.to_dict()) == (config, generation)
-    assert said_of(model) == notes
+    assert records_of(model) == notes
 
 
-def said_of(model):
-    """The notes of an accelerated model, and what its drafter has learned."""
+def records_of(model):
+    """Return the statistics and fallback of an accelerated model, and the candidates that its drafter has learned."""
     own = getattr(model, "acceleration", None)
     if own is None:
         return None
@@ -117,7 +117,7 @@ def said_of(model):
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A caller's own error."""
+    """An error of the caller's code."""
 
 
 class Interrupting:
@@ -147,12 +147,12 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
     "fast": ({"fast": True}, None),
     "a batch": ({"inputs": IDS.expand(3, -1)}, None),
     "a static cache": ({"cache_implementation": "static"}, None),
-    "left to transformers": ({"num_beams": 2}, None),
+    "falling back": ({"num_beams": 2}, None),
     "returned as a dictionary": ({"return_dict_in_generate": True, "output_scores": True}, None),
     "an unknown drafter": ({"drafter": "nonsense"}, ValueError),
     "a drafter's options": ({"drafter": "recycling:tree=nonsense"}, ValueError),
-    "an argument that generate does not know": ({"nonsense": 3}, ValueError),
-    "fast steps that do not hold": ({"fast": True, "reproducible": True}, tr.NoFastPathError),
+    "an unknown argument": ({"nonsense": 3}, ValueError),
+    "fast and reproducible": ({"fast": True, "reproducible": True}, tr.NoFastPathError),
     "a streamer": ({"streamer": Interrupting}, Interrupted),
     "a processor": ({"logits_processor": [interrupting]}, Interrupted),
     "a criterion": ({"stopping_criteria": StoppingCriteriaList([interrupting])}, Interrupted),
@@ -160,13 +160,13 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
 
 
 @pytest.mark.parametrize(("end", "accelerated"), paired(ENDS, [False, True]))
-def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, end, accelerated):
+def test_call_leaves_the_model_unchanged_however_it_ends(model, end, accelerated):
     arguments, error = ENDS[end]
     arguments = {name: value() if value is Interrupting else value for name, value in arguments.items()}
     wanted = model.generate(IDS, **GREEDY)
     if accelerated:
         tr.accelerate(model, "published", tree="paper").generate(tiny.prompt(1, 9), **GREEDY)
-    with left_alone(model):
+    with unchanged(model):
         if error is None:
             tr.generate(model, **{"inputs": IDS, **GREEDY, **arguments})
         else:
@@ -183,7 +183,7 @@ def by_streamer(model):
 
 
 def by_the_models_forward(model):
-    """Within the text: a call that begins with a hook in the model is refused."""
+    """Register the hook within the sequence: a call that begins with a hook in the model is rejected."""
     steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
     next(steps)
 
@@ -206,8 +206,8 @@ def by_leaving_a_stream(model):
 
 
 @pytest.mark.parametrize("end", [by_streamer, by_the_models_forward, by_leaving_a_stream])
-def test_the_next_fast_call_works_at_once(model, end):
-    """While the traceback of the one that failed is held, and without a garbage collection."""
+def test_fast_call_works_right_after_a_failed_one(model, end):
+    """While the traceback of the failed call is held, and without garbage collection."""
     wanted = model.generate(IDS, **GREEDY)
     assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
     gc.disable()

@@ -1,5 +1,5 @@
-"""Models that a user changed by hand, before they are accelerated or between two calls: the outcome of a call is that
-of plain `generate`.
+"""Models that a user changed before `accelerate` or between two calls. The outcome of a call equals that of plain
+`generate`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def last_layer_used_twice(model):
     model.model.layers[0] = model.model.layers[1]
 
 
-def numbered_alike(model):
+def layers_with_the_same_number(model):
     model.model.layers[1].self_attn.layer_idx = 0
 
 
@@ -66,8 +66,8 @@ def first_layer_replaced(model):
     model.model.layers[0] = Same()
 
 
-def vectors_shortened(model):
-    """Wherever they are looked up."""
+def embeddings_rescaled_at_lookup(model):
+    """With `max_norm` every lookup rescales the weights."""
     model.model.embed_tokens.max_norm = 0.7
     model.lm_head.weight = model.model.embed_tokens.weight
 
@@ -99,7 +99,7 @@ def function_among_modules(model):
 
 
 def derived(**methods: Callable[[type], Any]) -> Change:
-    """Give the model a class that is derived from the one that it has, with methods made from that one."""
+    """Give the model a subclass of its class, with methods made from that class."""
 
     def change(model):
         own = type(model)
@@ -126,11 +126,11 @@ CHANGES: dict[str, Change] = {
     "attention of the first layer replaced by one without a cache": first_attention_without_cache,
     "a layer used twice": layer_used_twice,
     "the last layer used twice": last_layer_used_twice,
-    "layers of one number": numbered_alike,
-    "an embedding that changes its weights": vectors_shortened,
+    "two layers of the same number": layers_with_the_same_number,
+    "an embedding that changes its weights": embeddings_rescaled_at_lookup,
     "attention to later tokens": not_causal,
     "one layer with attention to later tokens": one_layer_not_causal,
-    "a layer with a configuration of its own": another_attention,
+    "a layer with its own configuration": another_attention,
     "more logits than embeddings": more_logits_than_embeddings,
     "a function among modules": function_among_modules,
     "a derived class whose forward changes the last row": derived(forward=last_row),
@@ -140,7 +140,7 @@ CASES = [pytest.param(change, id=name, marks=FAILING.get(change, ())) for name, 
 
 
 def outcome(model: LlamaForCausalLM) -> Any:
-    """Tokens of two equal calls, or the error."""
+    """Return the tokens of two equal calls, or the error."""
     try:
         return [model.generate(IDS, **GREEDY).tolist() for _ in range(2)]
     except Exception as error:
@@ -148,7 +148,7 @@ def outcome(model: LlamaForCausalLM) -> Any:
 
 
 @pytest.mark.parametrize("change", CASES)
-def test_a_change_between_calls(change):
+def test_change_between_calls_falls_back(change):
     both = SideBySide(tiny.llama)
     both.assert_same(outcome)
     both.change(change)
@@ -157,8 +157,8 @@ def test_a_change_between_calls(change):
 
 
 @pytest.mark.failing_objects
-def test_an_examination_that_fails_is_told_with_its_traceback(caplog):
-    """It could be a fault of ours."""
+def test_failed_examination_is_logged_with_its_traceback(caplog):
+    """The cause could be a fault in this package."""
     model = tr.accelerate(tiny.llama())
     function_among_modules(model)
     outcome(model)
@@ -168,7 +168,7 @@ def test_an_examination_that_fails_is_told_with_its_traceback(caplog):
 
 
 @pytest.mark.parametrize("change", CASES)
-def test_a_change_before_accelerate(change):
+def test_change_before_accelerate_is_rejected_or_falls_back(change):
     plain, accelerated = tiny.llama(), tiny.llama()
     for model in (plain, accelerated):
         change(model)
@@ -188,15 +188,15 @@ def test_a_change_before_accelerate(change):
     ],
     ids=["the last layer removed", "a derived class that changes nothing", "a setting that llama does not read"],
 )
-def test_a_change_that_does_no_harm(change):
+def test_harmless_change_stays_accelerated(change):
     both = SideBySide(tiny.llama)
     both.change(change)
     both.assert_same(outcome)
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_processor_that_writes_to_the_prompt(place):
-    """As by `generate`, the caller's own tensor is what processors see before the first token."""
+def test_processor_can_write_to_the_prompt(place):
+    """As in `generate`, processors receive the caller's own tensor before the first token."""
 
     def write(ids, scores):
         ids[:, place] = (ids[:, place] + 1) % 60
@@ -210,8 +210,8 @@ def test_a_processor_that_writes_to_the_prompt(place):
     assert not torch.equal(written, IDS)
 
 
-def test_a_library_that_counts_calls_in_a_class(monkeypatch):
-    """As tracing tools do, which wrap `generate`: it is called once, whatever decodes."""
+def test_traced_generate_runs_once_per_call(monkeypatch):
+    """Tracing tools wrap `generate` in the class. It runs once per call, accelerated or not."""
     calls, generate = [], LlamaForCausalLM.generate
 
     def traced(model, *args, **arguments):
@@ -225,7 +225,7 @@ def test_a_library_that_counts_calls_in_a_class(monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_part_that_is_compiled_holds_functions_of_torch():
+def test_compiled_submodule_stays_accelerated():
     both = SideBySide(tiny.llama)
     both.accelerated.model.norm = torch.compile(both.accelerated.model.norm, backend="eager")
     both.assert_same(outcome)
@@ -250,11 +250,11 @@ NOT_FITTING = {
     "recycling": (vocabulary_shortened, None),
     "fuse": (vocabulary_shortened, None),
 }
-"""What changes under a drafter, and why it cannot draft then; None where it can."""
+"""The change to the model, and the reason why the drafter cannot draft afterwards, or None if it can."""
 
 
 @pytest.mark.parametrize("name", NOT_FITTING)
-def test_a_change_that_a_drafter_was_not_made_for(name, tmp_path):
+def test_change_that_does_not_fit_the_drafter(name, tmp_path):
     change, reason = NOT_FITTING[name]
     both = SideBySide(lambda: tiny.llama(seed=2))
     tr.accelerate(both.accelerated, example(name, both.accelerated, tmp_path))
@@ -296,8 +296,8 @@ METHODS = {
 
 @pytest.mark.parametrize("derives", [False, True])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_that_is_set_on_the_class_of_a_model(name, derives, monkeypatch):
-    """By `type(model)`, which of an accelerated one is ours."""
+def test_method_set_on_the_class_of_a_model_falls_back(name, derives, monkeypatch):
+    """The class is `type(model)`, which is our own class for an accelerated model."""
     outcomes = []
     for prepare in (lambda model: model, tr.accelerate):
         model = prepare(tiny.llama())
@@ -315,7 +315,7 @@ def test_a_method_that_is_set_on_the_class_of_a_model(name, derives, monkeypatch
     assert model.acceleration.fallback is None
 
 
-def test_functions_of_torch_in_place_of_each_other():
+def test_activation_replaced_by_other_torch_functions():
     both = SideBySide(tiny.llama)
     for function, reason in ((torch.tanh, None), (torch.fliplr, ""), (torch.sigmoid, None)):
         for model in (both.plain, both.accelerated):
@@ -325,7 +325,7 @@ def test_functions_of_torch_in_place_of_each_other():
         both.assert_same(outcome, reason)
 
 
-def test_a_table_of_attention_functions_in_a_familys_module(monkeypatch):
+def test_replaced_attention_table_of_a_family_falls_back(monkeypatch):
     both = SideBySide(tiny.llama)
     before, attend = both.assert_same(outcome), AttentionInterface()["sdpa"]
 
@@ -340,8 +340,8 @@ def test_a_table_of_attention_functions_in_a_familys_module(monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_setting_of_a_compiled_model():
-    """Its forward passes are of a copy without graphs."""
+def test_changed_setting_of_a_compiled_model():
+    """Its forward passes run on a copy without compiled graphs."""
     both, outcomes = SideBySide(lambda: model_of(named("cohere"))), []
     both.accelerated.compile(backend="eager")
     for scale in (1.0, -1.0):
@@ -391,8 +391,8 @@ def decorated(base):
 
 
 @pytest.mark.parametrize("derive", [forwarding, preparing, decorated])
-def test_a_class_that_is_derived_from_that_of_an_accelerated_model(derive):
-    """Copies and models that are decelerated are of the same class without ours; `super()` means that one."""
+def test_subclass_of_the_class_of_an_accelerated_model(derive):
+    """Copies and decelerated models have the subclass without our class; `super()` refers to the model's class."""
     both = SideBySide(tiny.llama)
     both.change(lambda model: setattr(model, "__class__", derive(type(model))))
     wanted = both.assert_same(outcome)

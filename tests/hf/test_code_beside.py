@@ -1,5 +1,5 @@
-"""Code around the model of a call: replaced functions of libraries, modes, and processors, criteria and streamers that
-share state with it. Output is that of plain `generate`.
+"""Code around the model of a call: replaced functions of libraries, torch modes, and processors, criteria and streamers
+that share state with the model. Output equals that of plain `generate`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def greedy(model: LlamaForCausalLM) -> torch.Tensor:
 
 
 def compare(call: Call, reason: str | None) -> None:
-    """Two calls of a model, plain and accelerated."""
+    """Compare two calls of a plain and of an accelerated model."""
     SideBySide(llama).assert_same(call, reason, times=2)
 
 
 def coarse(states: torch.Tensor) -> torch.Tensor:
-    """Round to one scale for all rows, as quantisation does."""
+    """Round to one scale for all rows, as quantization does."""
     scale = states.abs().amax() / 7 + 1e-9
     return (states / scale).round() * scale
 
@@ -81,7 +81,7 @@ def of_one_row(function):
 
 
 def counted_in(counts):
-    """A function that keeps state, as of a library that replaces it when it is imported (nnsight, lovely-tensors)."""
+    """Make a function stateful, as libraries do that replace it on import (nnsight, lovely-tensors)."""
 
     def make(function):
         def counted(*arguments, **more):
@@ -133,7 +133,7 @@ FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
 
 
 @pytest.mark.parametrize("name", thinned(FUNCTIONS, 2))
-def test_functions_of_libraries(name, monkeypatch):
+def test_replaced_library_functions_match_generate(name, monkeypatch):
     holder, function, replaced, reason = FUNCTIONS[name]
     both = SideBySide(llama)
     both.assert_same(greedy)
@@ -144,7 +144,7 @@ def test_functions_of_libraries(name, monkeypatch):
     both.assert_same(greedy)
 
 
-def test_a_processor_of_transformers_that_was_replaced(monkeypatch):
+def test_replaced_call_of_a_transformers_processor(monkeypatch):
     def call(self, ids, scores):
         return scores.index_fill(1, ids[0, -2:], -10.0)
 
@@ -154,13 +154,13 @@ def test_a_processor_of_transformers_that_was_replaced(monkeypatch):
     compare(lambda model: model.generate(batch, repetition_penalty=1.1, **GREEDY), "RepetitionPenaltyLogitsProcessor")
 
 
-def test_nothing_is_replaced_in_the_libraries_as_installed():
+def test_installed_libraries_have_no_replaced_functions():
     assert replaced_in_libraries() == ()
     assert replaced_kernels() == []
 
 
-def test_kernels_that_torch_adds_later_are_its_own():
-    """`torch.vmap`, by which masks of batches are made, registers kernels when it is first used."""
+def test_kernels_that_torch_registers_later_are_not_foreign():
+    """`torch.vmap`, which builds the masks of batches, registers kernels on first use."""
     torch.vmap(lambda row: row + 1)(torch.ones(2, 2))
     model = tr.accelerate(llama())
     model.generate(IDS, **GREEDY)
@@ -178,21 +178,21 @@ def test_kernels_that_torch_adds_later_are_its_own():
     ],
 )
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-def test_kernels_of_torch_that_were_replaced(operator, kernel):
+def test_replaced_torch_kernels_fall_back(operator, kernel):
     both = SideBySide(llama)
     before = both.assert_same(greedy)
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl(operator, kernel, "CPU")
         changed = both.assert_same(greedy, f"aten/{operator}/CPU")
-        assert not torch.equal(changed, before), "the kernel changes nothing"
+        assert not torch.equal(changed, before), "the kernel must change the output"
     finally:
         library._destroy()
     assert torch.equal(both.assert_same(greedy), before)
 
 
 class _Halved(torch.Tensor):
-    """Is half as large in passes over one row."""
+    """Halves products in forward passes over one row."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), more=None):
@@ -202,7 +202,7 @@ class _Halved(torch.Tensor):
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_buffers_of_a_class_of_ones_own(between):
+def test_buffers_of_a_tensor_subclass_fall_back(between):
     def halve(model):
         rotary = model.model.rotary_emb
         rotary.inv_freq = rotary.inv_freq.as_subclass(_Halved)
@@ -228,7 +228,7 @@ class _Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mode", [_Functions, _Operations])
-def test_modes_of_torch(mode):
+def test_torch_modes_fall_back(mode):
     def call(model):
         with mode():
             return model.generate(IDS, **GREEDY)
@@ -237,7 +237,7 @@ def test_modes_of_torch(mode):
 
 
 @pytest.mark.parametrize(("of", "wrapper"), [("cache", partial), ("layer", lambda function: function)])
-def test_a_cache_with_a_function_of_its_own(of, wrapper):
+def test_cache_with_a_replaced_update_falls_back(of, wrapper):
     def call(model):
         cache = DynamicCache(config=model.config)
         thing = cache if of == "cache" else cache.layers[0]
@@ -248,7 +248,7 @@ def test_a_cache_with_a_function_of_its_own(of, wrapper):
 
 
 class _Coarse(DynamicLayer):
-    """A layer as of a package that compresses keys."""
+    """A layer that compresses keys, as some packages define it."""
 
     def update(self, keys, values, *arguments, **more):
         return super().update(coarse(keys), values, *arguments, **more)
@@ -262,9 +262,9 @@ class _Coarse(DynamicLayer):
         {"layers": [], "layer_class_to_replicate": partial(_Coarse)},
         {"layers": [DynamicLayer()], "layer_class_to_replicate": lambda: _Coarse()},
     ],
-    ids=["there", "to come", "by a partial", "after others"],
+    ids=["existing", "created later", "created by a partial", "after others"],
 )
-def test_a_cache_with_layers_of_a_class_of_ones_own(attributes):
+def test_cache_with_custom_layers_falls_back(attributes):
     def call(model):
         cache = DynamicCache(config=model.config)
         vars(cache).update(copy.deepcopy(attributes))
@@ -273,7 +273,7 @@ def test_a_cache_with_layers_of_a_class_of_ones_own(attributes):
     compare(call, "cache layers")
 
 
-def test_a_list_of_processors_with_a_call_of_its_own():
+def test_processor_list_with_an_overridden_call():
     class List(LogitsProcessorList):
         def __call__(self, ids, scores, **more):
             return super().__call__(ids, scores, **more).index_fill(1, ids[0, -1:], -10.0)
@@ -290,19 +290,19 @@ def test_a_list_of_processors_with_a_call_of_its_own():
     assert torch.equal(greedy(tr.accelerate(model())), greedy(model()))
 
 
-# State that is shared
+# State shared with the model
 
 
-def _favour(scores: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Favour a token by numbers of the model."""
+def _boost(scores: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Boost a token that depends on the model's states."""
     return scores.index_fill(1, (states.abs().sum() * 1000).long().remainder(scores.shape[-1])[None], 20.0)
 
 
 def by_hidden_states(model):
-    """As nearest neighbours by hidden states do."""
+    """Read hidden states, as nearest-neighbor language models do."""
     memory = SimpleNamespace()
     model.model.norm.register_forward_hook(lambda module, inputs, output: setattr(memory, "last", output[:, -1]))
-    return {"logits_processor": [lambda ids, scores: _favour(scores, memory.last)]}
+    return {"logits_processor": [lambda ids, scores: _boost(scores, memory.last)]}
 
 
 class _OfOneObject(LogitsProcessor):
@@ -313,7 +313,7 @@ class _OfOneObject(LogitsProcessor):
         self.last = output[:, -1]
 
     def __call__(self, ids, scores):
-        return _favour(scores, self.last)
+        return _boost(scores, self.last)
 
 
 def by_one_object(model):
@@ -321,7 +321,7 @@ def by_one_object(model):
 
 
 def steering_by_token(model):
-    """The processor decides what the hook does in the next pass."""
+    """The processor determines what the hook does in the next forward pass."""
     memory = {"strength": 0.0}
     vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + memory["strength"] * vector)
@@ -352,8 +352,8 @@ def a_part(model):
     return {"logits_processor": [processor]}
 
 
-def a_weight_by_a_class_of_a_librarys_name(model):
-    """As of a method that is replaced in a class of transformers."""
+def a_weight_by_a_class_with_a_library_module(model):
+    """Like a method replaced in a class of transformers."""
 
     def call(self, ids, scores):
         with torch.no_grad():
@@ -365,7 +365,7 @@ def a_weight_by_a_class_of_a_librarys_name(model):
 
 
 def a_weight_by_a_string(model):
-    """As of a module that is looked up by its name."""
+    """Look the module up by its name."""
     sys.modules["a.module"] = SimpleNamespace(head=model.lm_head)
 
     def processor(ids, scores):
@@ -411,7 +411,7 @@ def the_environment(model):
     return {"logits_processor": [processor]}
 
 
-def a_hook_that_goes(model):
+def a_hook_that_is_removed(model):
     handle = model.model.norm.register_forward_hook(lambda module, inputs, output: output.flip(-1))
 
     def criterion(ids, scores):
@@ -434,7 +434,7 @@ def keys_of_the_cache(model):
     cache = DynamicCache(config=model.config)
     return {
         "past_key_values": cache,
-        "logits_processor": [lambda ids, scores: _favour(scores, cache.layers[0].keys[0, :, -1])],
+        "logits_processor": [lambda ids, scores: _boost(scores, cache.layers[0].keys[0, :, -1])],
     }
 
 
@@ -444,19 +444,19 @@ SHARED = {
     steering_by_token: "memory, a dict",
     a_weight: "reaches the model",
     a_part: "reaches the model",
-    a_weight_by_a_class_of_a_librarys_name: "reaches the model",
+    a_weight_by_a_class_with_a_library_module: "reaches the model",
     a_weight_by_a_string: "reaches too much",
     a_weight_by_a_program: "reaches too much",
     a_weight_by_a_search: "reaches too much",
     the_environment: "uses os",
-    a_hook_that_goes: "may share state",
+    a_hook_that_is_removed: "may share state",
     length_of_the_cache: "reads the cache",
     keys_of_the_cache: "reads the cache",
 }
 
 
 @pytest.mark.parametrize("bring", SHARED)
-def test_code_of_a_call_that_shares_state_with_the_model(bring):
+def test_code_that_shares_state_with_the_model_falls_back(bring):
     def call(model):
         return model.generate(IDS, **{**GREEDY, **bring(model)})
 
@@ -465,8 +465,8 @@ def test_code_of_a_call_that_shares_state_with_the_model(bring):
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_processor_that_changes_a_library(by_name, monkeypatch):
-    """Between the passes of a call, so that nothing is replaced when it begins."""
+def test_processor_that_changes_a_library_falls_back(by_name, monkeypatch):
+    """It does so between forward passes, so nothing is replaced when the call begins."""
     plain = functional.silu
 
     def scaled(states, **_):
@@ -491,7 +491,7 @@ def test_a_processor_that_changes_a_library(by_name, monkeypatch):
     assert not torch.equal(call(llama()), greedy(llama()))
 
 
-def test_adapters_that_a_processor_switches():
+def test_processor_that_switches_adapters_falls_back():
     def adapted():
         torch.manual_seed(3)
         layers = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
@@ -507,7 +507,7 @@ def test_adapters_that_a_processor_switches():
     SideBySide(adapted).assert_same(call, "reaches the model")
 
 
-def test_a_stream_refuses_them():
+def test_stream_rejects_code_that_shares_state_with_the_model():
     model = llama()
     for bring in (by_hidden_states, a_weight):
         with pytest.raises(tr.UnsupportedModelError, match=r"processor|lambda"):
@@ -515,7 +515,7 @@ def test_a_stream_refuses_them():
 
 
 class _Application:
-    """What a program holds together, of which its functions use a part."""
+    """All state of a program, of which each method uses a part."""
 
     def __init__(self, **things):
         self.cancelled, self.seen = False, []
@@ -536,7 +536,7 @@ class _Application:
 
 
 model = None
-"""A variable as a notebook has it, which no processor names."""
+"""A global variable as in a notebook; no processor refers to it."""
 
 
 class _Reading(_Application):
@@ -546,7 +546,7 @@ class _Reading(_Application):
 
 
 loaded = None
-"""A variable with the name of an attribute."""
+"""A global variable with the name of an attribute."""
 
 
 class _ReadingEither(_Application):
@@ -556,8 +556,8 @@ class _ReadingEither(_Application):
 
 
 @pytest.mark.parametrize("kind", [_Application, _Reading, _ReadingEither])
-def test_other_code_of_a_call(monkeypatch, kind):
-    """An object that names the model might change it; one that only holds it is accelerated."""
+def test_object_that_holds_the_model_falls_back_only_if_its_methods_use_it(monkeypatch, kind):
+    """A method that uses the model might change it."""
 
     def call(one):
         monkeypatch.setitem(globals(), "model", one)
@@ -568,7 +568,7 @@ def test_other_code_of_a_call(monkeypatch, kind):
     SideBySide(llama).assert_same(call, None if kind is _Application else "reaches the model")
 
 
-def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
+def test_processor_that_sets_its_own_attributes_is_accelerated():
     def call(model):
         memory = SimpleNamespace(tokens=0)
 
@@ -581,7 +581,7 @@ def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
     compare(call, None)
 
 
-def test_a_module_that_is_compiled_ahead():
+def test_traced_module_matches_generate():
     model = llama()
     model.model.layers[0].mlp = torch.jit.trace(model.model.layers[0].mlp, torch.randn(1, 3, 32))
     wanted = greedy(model)
@@ -626,8 +626,8 @@ def by_row():
         (by_row, None, 2),
     ],
 )
-def test_functions_that_are_called_for_each_sequence(make, reason, rows):
-    """Sequences of a batch advance apart: what such a function keeps would be changed in another order."""
+def test_stateful_prefix_functions_of_a_batch_fall_back(make, reason, rows):
+    """Rows of a batch advance at different speeds, which would change the order of updates to the function's state."""
     ids = torch.cat([IDS, IDS.roll(1, 1)])[:rows]
     SideBySide(llama).assert_same(
         lambda model: model.generate(ids, prefix_allowed_tokens_fn=make(), **GREEDY), reason if rows > 1 else None
@@ -635,7 +635,7 @@ def test_functions_that_are_called_for_each_sequence(make, reason, rows):
 
 
 class Sums:
-    """A tensor that was made in inference mode, and is written to between tokens."""
+    """A tensor that is created in inference mode and written to between tokens."""
 
     def __init__(self):
         self.sums = torch.zeros(64)
@@ -664,8 +664,8 @@ class Sums:
         ("streamer", lambda one: SimpleNamespace(put=one.put, end=one.end), 1),
     ],
 )
-def test_tensors_of_inference_mode_are_written_to(name, of, rows):
-    """Only within that mode."""
+def test_code_can_write_to_inference_tensors(name, of, rows):
+    """Such tensors are writable only within inference mode."""
 
     def call(model):
         with torch.inference_mode():
@@ -676,8 +676,8 @@ def test_tensors_of_inference_mode_are_written_to(name, of, rows):
 
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
-def test_ids_of_earlier_tokens_are_the_codes_own(name):
-    """Which may change what it was shown before; at its time, the ids are those of the call."""
+def test_code_can_write_to_current_and_earlier_ids(name):
+    """As in `generate`, writing to the current ids changes the sequence; writing to earlier ones does not."""
 
     def call(model):
         ids, shown = IDS.clone(), []
@@ -696,7 +696,7 @@ def test_ids_of_earlier_tokens_are_the_codes_own(name):
 
 
 class Automaton:
-    """A processor and streamer with attributes whose names mean something else to this package."""
+    """A processor and streamer whose attributes have names with another meaning in this package."""
 
     reading_prompt = True
 
@@ -710,8 +710,8 @@ class Automaton:
         self.reading_prompt = False
 
     def end(self):
-        """Nothing."""
+        """Do nothing."""
 
 
-def test_attributes_of_other_meanings():
+def test_attributes_with_names_of_this_package_have_no_effect():
     compare(lambda model: model.generate(IDS, logits_processor=[Automaton()], streamer=Automaton(), **GREEDY), None)

@@ -1,4 +1,4 @@
-"""A conversation: every answer is that of a cold cache, whatever is kept of the turns before."""
+"""Conversations: every answer equals that of a cold cache, whatever is cached from earlier turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chat():
 
 
 def cold(chat, messages, **arguments):
-    """What plain `generate` says after these messages, without a cache."""
+    """Return the answer of plain `generate` to these messages, without a cache."""
     inputs = chat.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
@@ -37,7 +37,7 @@ def cold(chat, messages, **arguments):
     return text[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_every_answer_is_that_of_a_cold_cache(chat):
+def test_every_answer_equals_that_of_a_cold_cache(chat):
     cached = []
     read, _ = noted(chat.model, lambda given: given["input_ids"].shape[1])
     for said in SAID:
@@ -52,7 +52,7 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
         assert "".join(pieces) == answer == decoded(chat.tokenizer, wanted)
         assert len(pieces) > 1
         asked_tokens = chat.last.arguments["input_ids"].shape[1]
-        assert not cached or read[0] < asked_tokens - cached[-1], "a turn reads what is new in it"
+        assert not cached or read[0] < asked_tokens - cached[-1], "a turn must read only its new tokens"
         assert chat.messages == [*asked, {"role": "assistant", "content": answer}]
         assert chat.model.generate(**chat.last.arguments)[0, -len(wanted) :].tolist() == wanted
         cached.append(chat.last.cached)
@@ -62,8 +62,8 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
     assert chat.acceleration.fallback is None
 
 
-def test_a_turn_finds_all_that_the_turn_before_has_read(chat):
-    """All of its prompt and answer but the last token, as far as the template shows them again."""
+def test_turn_reuses_the_longest_common_prefix(chat):
+    """Prompt and answer of the previous turn except the last token, as far as the template repeats them."""
     for turn, said in enumerate(SAID):
         before, prompt = chat.last, chat._encoded([*chat.messages, {"role": "user", "content": said}]).tolist()
         chat.say(said, max_new_tokens=1 + 3 * turn)
@@ -74,8 +74,8 @@ def test_a_turn_finds_all_that_the_turn_before_has_read(chat):
 
 
 @pytest.mark.parametrize("length", range(1, 7))
-def test_pieces_of_an_answer_are_all_of_it_wherever_it_ends(chat, length):
-    """Be it in the midst of a character."""
+def test_pieces_add_up_to_the_answer_wherever_it_ends(chat, length):
+    """Even in the middle of a character."""
     tokens, pieces = chat.tokenizer("\u00e9\u20ac!")["input_ids"], []
     assert len(tokens) == 6
 
@@ -97,20 +97,20 @@ CHANGES: dict[str, Any] = {
     "an attribute": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
     "a hook": lambda model: model.model.layers[0].register_forward_hook(larger),
     "another type": lambda model: model.double(),
-    "weights, uncounted": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.mul_(0.5),
+    "weights, by their data": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.mul_(0.5),
     "weights, by numpy": lambda model: model.model.norm.weight.detach().numpy().__imul__(0.5),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_model_that_changes_between_turns_reads_them_again(chat, change):
+def test_changed_model_reads_earlier_turns_again(chat, change):
     chat.say(SAID[0])
     with torch.no_grad():
         change(chat.model)
     assert_read_again(chat)
 
 
-def test_a_function_of_the_family_that_changes_between_turns(chat, monkeypatch):
+def test_replaced_function_of_the_family_reads_earlier_turns_again(chat, monkeypatch):
     chat.say(SAID[0])
     rotate = modeling_llama.apply_rotary_pos_emb
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: rotate(q, 2 * k, cos, sin))
@@ -125,7 +125,7 @@ def assert_read_again(chat):
         assert (chat.last.cached > 0) == (turn > 0)
 
 
-def test_reset_begins_anew_and_what_was_learned_stays():
+def test_reset_clears_the_messages_and_keeps_the_drafter():
     drafter = make_drafter("recycling:tree=8")
     chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, system="import sys", **GREEDY)
     first = chat.say("add a, b")
@@ -141,8 +141,8 @@ def test_reset_begins_anew_and_what_was_learned_stays():
     assert chat.acceleration.total.steps > steps
 
 
-def test_a_reproducible_answer_is_that_of_a_new_conversation():
-    """It takes nothing from the prefix cache, whose states were rounded in other passes."""
+def test_reproducible_answer_equals_that_of_a_new_conversation():
+    """It does not use the prefix cache, whose states were rounded in other forward passes."""
     model, turns = speaking_llama().bfloat16(), []
     tokenizer, drafter = chatty(tiny.tokenizer()), make_drafter("recycling", reproducible=True)
     chat = Conversation(model, tokenizer, drafter, **GREEDY)
@@ -153,8 +153,8 @@ def test_a_reproducible_answer_is_that_of_a_new_conversation():
         assert turns[-1] == (new.say(said), 0)
 
 
-def test_an_interrupt_keeps_what_was_said(chat):
-    """Of a criterion of the caller's, asked for every token."""
+def test_interrupt_keeps_the_partial_answer(chat):
+    """Raised by a custom criterion, which is called for every token."""
     left = [20]
 
     def interrupting(ids, scores, **_):
@@ -177,7 +177,7 @@ def test_an_interrupt_keeps_what_was_said(chat):
     assert chat.last.tokens == wanted
 
 
-def test_an_error_leaves_the_conversation_as_it_was(chat):
+def test_error_leaves_the_conversation_unchanged(chat):
     chat.say("add a, b")
     before, last = list(chat.messages), chat.last
 
@@ -193,7 +193,7 @@ def test_an_error_leaves_the_conversation_as_it_was(chat):
     assert chat.last.tokens == wanted
 
 
-def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
+def test_answer_ends_at_the_context_limit_and_the_next_turn_is_rejected():
     model = tiny.llama(vocab_size=300, max_position_embeddings=64)
     chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=150, do_sample=False)
     chat.say("add a, b")
@@ -207,7 +207,7 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     assert chat.say("add a, b") == before[-1]["content"]
 
 
-def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_shorter_answered():
+def test_prompt_must_be_shorter_than_the_context():
     chat = Conversation(tiny.llama(vocab_size=300), chatty(tiny.tokenizer()), max_new_tokens=1)
     chat.say("add a, b")
     length = chat.last.arguments["input_ids"].shape[1]
@@ -222,7 +222,7 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_shorter_answer
             assert len(chat.last.tokens) == 1
 
 
-def test_what_a_conversation_needs_of_a_tokenizer(model):
+def test_tokenizer_needs_a_working_chat_template(model):
     with pytest.raises(ValueError, match="chat template"):
         Conversation(model, tiny.tokenizer())
     tokenizer = tiny.tokenizer()
@@ -233,8 +233,8 @@ def test_what_a_conversation_needs_of_a_tokenizer(model):
     assert chat.messages == []
 
 
-def test_a_cache_of_the_callers_own_is_continued_as_by_generate(chat):
-    """What it holds counts, though the turns before are known."""
+def test_cache_of_the_caller_is_continued_as_in_generate(chat):
+    """Its contents are used although the earlier turns are cached."""
     caches = [DynamicCache(config=chat.model.config) for _ in range(2)]
     for said in SAID[:2]:
         chat.say(said, past_key_values=caches[0])

@@ -1,13 +1,14 @@
-"""Sampled texts follow the distribution that `generate` draws from: chi-square at fixed seeds, and wrong samplers fail.
+"""Sampled outputs follow the distribution that `generate` samples from, by chi-square tests at fixed seeds.
 
-The reference is transformers' own: one call of `generate` over a batch of beginnings returns the processed scores after
-each, so that the exact probability of every text is known. Two checks use it. One counts every text of three tokens
-against its probability. The other looks at long texts, of which there are too many to count: with the right sampler
-the place of each token in the cumulative distribution at its text, smeared over the token's own share, is uniform and
-independent of all places before it (Rosenblatt, 1952), so that pairs of consecutive places fill a square evenly.
+The reference is transformers: one call of `generate` over a batch of prefixes returns the processed scores after each
+prefix, so the exact probability of every output is known. Two checks use it. One counts every output of three tokens
+against its probability. The other checks long outputs, of which there are too many to count. With the correct sampler,
+the position of each token in the cumulative distribution at its prefix, smeared over the token's own probability, is
+uniform and independent of all earlier positions (Rosenblatt, 1952). So pairs of consecutive positions fill a square
+evenly.
 
-A check is worth what it can reject: wrong samplers, some of them known from published code, are put in place of the
-right one, and the same checks must notice.
+A check is worth only what it can reject: wrong samplers, some of them known from published code, replace the correct
+one, and the same checks must detect them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from token_recycling.trees.draft import Step
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
 PROMPTS = [[1, 3, 2], [4], [2, 2, 5, 1, 3], [5, 1]]
-"""Together a batch with padding, token 0, before the shorter ones."""
+"""Prompts of a batch; the shorter ones are padded with token 0."""
 PROCESSORS: dict[str, dict[str, Any]] = {
     "none": {},
     "top-k": {"top_k": 3},
@@ -52,12 +53,14 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "min-p, typical, bad words": {"min_p": 0.02, "typical_p": 0.95, "bad_words_ids": [[3, 1], [2, 2, 4]]},
 }
 PLAUSIBLE, IMPOSSIBLE = 1e-3, 1e-5
-"""Above the one lies the p-value of the right sampler, at the seeds used here; below the other that of a wrong one."""
+"""The p-value of the correct sampler is above the first at the seeds used here; that of a wrong one is below the
+second.
+"""
 
 
 @cache
 def model():
-    """Six tokens, none of them certain or hopeless, by more than the newest token."""
+    """Return a llama of six tokens. No token is certain or impossible, and more than the newest token matters."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     made = tiny.llama(13, context=0.3, vocab_size=VOCABULARY, initializer_range=0.4, **sizes)
     made.generation_config.pad_token_id = 0
@@ -66,14 +69,15 @@ def model():
 
 @cache
 def hybrid():
-    """The same with a layer that keeps a state over the text."""
+    """Return a model of six tokens with a recurrent layer."""
     case = recurrent("qwen3_5_text")
     return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 
 def odds(texts, sampling):
-    """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it. Texts of
-    one length are read together, without padding: penalties of the lowest releases count it as tokens.
+    """Return the probability of every next token after each text, (texts, vocabulary), as plain `generate` samples it.
+    Texts of equal length are read together without padding, which penalties of the lowest supported releases would
+    count as tokens.
     """
     shown = {"return_dict_in_generate": True, "output_scores": True}
     probabilities = torch.empty(len(texts), VOCABULARY, dtype=torch.double)
@@ -86,7 +90,7 @@ def odds(texts, sampling):
 
 
 class Sampler:
-    """Accelerated sampling with a drafter that learns from call to call, one of `DRAFTERS` or any."""
+    """Accelerated sampling with a drafter that learns from call to call: a name in `DRAFTERS` or any spec."""
 
     def __init__(self, shape, rows, sampling, seed=0):
         self.prompts = [PROMPTS[row % len(PROMPTS)] for row in range(rows)]
@@ -95,22 +99,22 @@ class Sampler:
         torch.manual_seed(seed)
 
     def __call__(self, new):
-        """What follows each prompt, by one call of `generate`."""
+        """Return the output after each prompt, from one call of `generate`."""
         inputs, how = padded(self.prompts), {"drafter": self.drafter, "stats": self.stats}
         texts = tr.generate(model(), **inputs, **how, do_sample=True, max_new_tokens=new, **self.sampling)
         return texts[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def three_tokens(prompt, sampling):
-    """The probability of every text of three tokens after a prompt."""
+    """Return the probability of every output of three tokens after a prompt."""
     tokens = range(VOCABULARY)
     beginnings = [text for length in range(3) for text in product(tokens, repeat=length)]
     after = dict(zip(beginnings, odds([[*prompt, *text] for text in beginnings], sampling).tolist(), strict=True))
     return {(a, b, c): after[()][a] * after[a,][b] * after[a, b][c] for a, b, c in product(tokens, repeat=3)}
 
 
-def of_three_tokens(sampler, calls):
-    """The p-value of all texts of three tokens against their probabilities."""
+def p_value_of_three_tokens(sampler, calls):
+    """Return the p-value of all outputs of three tokens against their probabilities."""
     seen = {tuple(prompt): Counter[tuple[int, ...]]() for prompt in sampler.prompts}
     for _ in range(calls):
         for prompt, text in zip(sampler.prompts, sampler(3), strict=True):
@@ -122,8 +126,8 @@ def of_three_tokens(sampler, calls):
     return p_value(*tables)
 
 
-def of_long_texts(sampler, calls, new=28):
-    """The p-value of pairs of consecutive places in a square of 9 cells; likely tokens have the low places."""
+def p_value_of_long_outputs(sampler, calls, new=28):
+    """Return the p-value of pairs of consecutive positions in a square of 9 cells; probable tokens come first."""
     beginnings, drawn = [], []
     for _ in range(calls):
         for prompt, text in zip(sampler.prompts, sampler(new), strict=True):
@@ -142,9 +146,9 @@ def of_long_texts(sampler, calls, new=28):
 
 MANY = 16
 WAYS = [("tree", 1), ("chain", MANY), ("chain", 1), ("tree", MANY)]
-"""Shapes of drafts, and sequences at once. One sequence alone takes the random numbers that `generate` takes, and tests
-of drafters, processors and stopping compare its tokens with a seed: here it is for the nightly run, as is a second kind
-of texts of three tokens.
+"""Draft shapes and batch sizes. A single sequence uses the same random numbers as `generate`, and tests of drafters,
+processors and stopping compare its tokens at a seed. So single sequences are tested nightly here, as is a second
+setting for outputs of three tokens.
 """
 TEMPERATURES = [0.5, 1.0, 1.5]
 LONG = [
@@ -168,29 +172,29 @@ def named(value):
 
 
 CALLS_LONG, CALLS_THREE = {1: 14, MANY: 2}, {1: 180, MANY: 40}
-"""By the rows of a call: more rows cost little more time."""
+"""Number of calls by batch size: more rows cost little more time."""
 
 
 @pytest.mark.parametrize(("shape", "rows", "sampling"), LONG, ids=named)
-def test_long_texts_follow_the_distribution(shape, rows, sampling):
+def test_long_outputs_follow_the_distribution(shape, rows, sampling):
     sampler = Sampler(shape, rows, sampling)
-    assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
+    assert p_value_of_long_outputs(sampler, CALLS_LONG[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 
 
 @pytest.mark.parametrize(("shape", "rows"), thinned([("chain", MANY), ("tree", 1)], every=2))
-def test_texts_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
+def test_outputs_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
     sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
-    assert of_long_texts(sampler, CALLS_LONG[rows], new=24) > PLAUSIBLE
+    assert p_value_of_long_outputs(sampler, CALLS_LONG[rows], new=24) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(("shape", "rows", "sampling"), THREE, ids=named)
-def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
+def test_outputs_of_three_tokens_follow_the_distribution(shape, rows, sampling):
     sampler = Sampler(shape, rows, sampling)
-    assert of_three_tokens(sampler, CALLS_THREE[rows]) > PLAUSIBLE
+    assert p_value_of_three_tokens(sampler, CALLS_THREE[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 
 
@@ -199,21 +203,21 @@ def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
     thinned([(MANY, {}, "0 1 2 00 01 10 000"), (1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12)], every=2),
     ids=named,
 )
-def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, tmp_path):
-    """An EAGLE head: its trees are chosen, not drawn."""
+def test_outputs_drafted_by_an_eagle_head_follow_the_distribution(rows, sampling, tree, tmp_path):
+    """The trees of an EAGLE head are selected, not sampled."""
     head = new_head(model(), Continuations([], []), EagleTraining(version=1))
     save_head(tmp_path, head, model())
     sampler = Sampler(f"eagle:head={tmp_path},tree={tree},k=4", rows, sampling)
-    assert of_long_texts(sampler, CALLS_LONG[rows], new=24) > PLAUSIBLE
+    assert p_value_of_long_outputs(sampler, CALLS_LONG[rows], new=24) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 
 
-# What follows samples wrongly.
+# Wrong samplers
 
 
 def walking(chosen):
-    """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none; as
-    of every walk, `path` gets the accepted nodes.
+    """Return a walk that follows the child that `chosen` picks from the logits, and samples a token if it picks none.
+    Like every walk, it appends the accepted nodes to `path`.
     """
 
     def walk(draft, logits, append, choose, row=0, path=None):
@@ -232,18 +236,18 @@ def walking(chosen):
 
 
 def any_child(draft, children, logits):
-    """Believes the draft."""
+    """Accept every drafted token."""
     return children[0] if children else None
 
 
 def tried_once(draft, children, logits):
-    """Accepts a child with its probability, but after a rejection draws as if nothing had been rejected."""
+    """Accept a child with its probability, but sample after a rejection as if nothing had been rejected."""
     shares = logits.softmax(-1)[draft.tokens[children]]
     return children[0] if children and torch.rand(()) < shares[0] else None
 
 
 def of_the_root(draft, logits, append, choose, row=0, path=None):
-    """Draws at every node with the processors of the root: the text grows only after the walk."""
+    """Sample at every node with the processors of the root: the sequence grows only after the walk."""
     step = accept_walk(draft, logits, lambda token: False, choose, row, path)
     for place, token in enumerate(step.tokens):
         if append(token):
@@ -251,8 +255,8 @@ def of_the_root(draft, logits, append, choose, row=0, path=None):
     return step
 
 
-def put_in_place(wrong, monkeypatch):
-    """Instead of every way of accepting that the loop may choose."""
+def replace_accept(wrong, monkeypatch):
+    """Replace every accept function that the loop may call."""
     ways = [name for name in vars(loop) if name.startswith("accept_")]
     assert ways
     for name in ways:
@@ -260,14 +264,14 @@ def put_in_place(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize(("wrong", "rows"), [(any_child, MANY), (tried_once, MANY)])
-def test_wrong_samplers_are_noticed(wrong, rows, monkeypatch):
-    """Drafts that are believed have the right places, too, but the same texts again and again."""
-    put_in_place(walking(wrong), monkeypatch)
-    assert of_three_tokens(Sampler("chain", rows, {}), CALLS_THREE[rows]) < IMPOSSIBLE
+def test_wrong_samplers_are_detected(wrong, rows, monkeypatch):
+    """Drafts that are always accepted can have the right positions, too, but repeat the same outputs."""
+    replace_accept(walking(wrong), monkeypatch)
+    assert p_value_of_three_tokens(Sampler("chain", rows, {}), CALLS_THREE[rows]) < IMPOSSIBLE
 
 
 @pytest.mark.parametrize(("shape", "rows"), thinned([("chain", MANY), ("tree", 1)], every=2))
-def test_processors_that_see_the_text_of_the_root_are_noticed(shape, rows, monkeypatch):
-    put_in_place(of_the_root, monkeypatch)
+def test_processors_applied_only_at_the_root_are_detected(shape, rows, monkeypatch):
+    replace_accept(of_the_root, monkeypatch)
     counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}
-    assert of_long_texts(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE
+    assert p_value_of_long_outputs(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE

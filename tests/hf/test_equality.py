@@ -1,4 +1,5 @@
-"""The output is that of `model.generate`: of a trained model, at the edge of what is read at once, and call after call.
+"""Output equals that of `model.generate`: with a trained model, with drafts of the size of a prompt's pieces, and call
+after call.
 
 Random calls of random models are in test_fuzzing.py.
 """
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.core
 
 
 @pytest.mark.parametrize("piece", [29, 30, 31])
-def test_a_first_draft_of_as_many_nodes_as_are_read_at_once(model, piece, monkeypatch):
+def test_first_draft_as_large_as_a_piece_of_a_prompt(model, piece, monkeypatch):
     for module in ("prefill", "runner"):
         monkeypatch.setattr(f"token_recycling.model.{module}.PIECE", piece)
     for length in (1, 13, 25):
@@ -39,7 +40,7 @@ CODE = [
 
 
 @pytest.mark.parametrize("spec", thinned(["recycling", "recycling:tree=80", "published"]))
-def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
+def test_shipped_model_completes_code_as_generate_does(shipped, spec):
     model, tokenizer = shipped
     drafter, stats = tr.make_drafter(spec), tr.Stats()
     for text in CODE:
@@ -63,7 +64,7 @@ def rows(lengths):
 
 
 def turns(model):
-    """What the caller finds in the cache that is returned, and what follows on it."""
+    """Return the layer types of the returned cache, and the output that continues it."""
     first = model.generate(tiny.prompt(5, 9, VOCABULARY), max_new_tokens=9, return_dict_in_generate=True)
     cache = first.past_key_values
     layers = [type(layer).__name__ for layer in cache.layers]
@@ -76,9 +77,9 @@ FAMILIES = [case for case in (*BORDERS, *RECURRENT, *FURTHER) if str(case).start
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_families_whose_calls_leave_something_behind_or_whose_rows_differ(case):
-    """Frequencies of the longest text before, index keys of rows that have ended, padding that is attended to."""
-    if case.family == "git":  # which the self-test refuses before
+def test_consecutive_calls_of_families_that_keep_state_between_calls(case):
+    """Rotary frequencies of the longest earlier sequence, index keys of ended rows, and padding that is attended to."""
+    if case.family == "git":  # which the self-test rejects in earlier releases
         skip_before(5, 18)
     both = SideBySide(lambda: model_of(case))
     for call in (alone(50), alone(40), alone(70), alone(33), rows([9, 9]), rows([9, 4]), turns, rows([6, 6, 6])):

@@ -1,5 +1,5 @@
-"""A call that an error of the caller's code ends leaves what `generate` leaves: what its streamer was given, the slots
-of the caller's cache, and the random numbers that are left.
+"""A call that ends with an error in the caller's code leaves the same as `generate`: the tokens given to its streamer,
+the slots of the caller's cache, and the state of the random generator.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import token_recycling as tr
 
 IDS = tiny.prompt(0, 6)
 TOKENS = (1, 2, 5, 8)
-"""With which of the new tokens a call fails."""
+"""The new token at which a call fails, counted from 1."""
 
 
 class Streamer:
-    """Fails with a token, if one is said, and keeps what it was given before."""
+    """Records its tokens and fails at the given one, if any."""
 
     def __init__(self, tokens):
         self.left, self.given = tokens, []
@@ -43,12 +43,12 @@ class Streamer:
 
 
 def failing(what, tokens, tokenizer, of_users):
-    """Arguments with which a call fails at a token, and what its streamer was given: one of a user, which is given each
-    token, or of transformers, which is given whole steps.
+    """Return arguments with which a call fails at a token, and a function that returns the streamed output. A user's
+    streamer receives single tokens, one of transformers whole steps.
     """
     own = Streamer(tokens if what == "streamer" else None)
     of_transformers = TextIteratorStreamer(tokenizer)
-    streamer, given = (own, lambda: own.given) if of_users else (of_transformers, lambda: said_by(of_transformers))
+    streamer, given = (own, lambda: own.given) if of_users else (of_transformers, lambda: text_of(of_transformers))
 
     def criterion(ids, scores, **_):
         if ids.shape[1] == IDS.shape[1] + tokens:
@@ -64,14 +64,14 @@ def failing(what, tokens, tokenizer, of_users):
     return {**code.get(what, {}), "streamer": streamer}, given
 
 
-def said_by(streamer):
-    """All text that it was given, whether it has shown it or waits for the end of a word."""
+def text_of(streamer):
+    """Return all text of a streamer, including text that waits for the end of a word."""
     waiting = streamer.tokenizer.decode(streamer.token_cache)[streamer.print_len :]
     return "".join(streamer.text_queue.queue) + waiting
 
 
 def left(generate, ids, tokens, sample, *how):
-    """What a call leaves that fails at a token: what was streamed, the cache, the state of the generator."""
+    """Return what a call leaves that fails at a token: streamed output, cache, state of the generator."""
     code, streamed = failing(how[0], tokens, *how[1:])
     cache = DynamicCache()
     torch.manual_seed(3)
@@ -81,7 +81,7 @@ def left(generate, ids, tokens, sample, *how):
 
 
 CODE = [("criterion", False), ("criterion", True), ("processor", False), ("processor", True), ("streamer", True)]
-"""Of which kind the code is that fails, and whether the streamer is a user's."""
+"""The kind of code that fails, and whether the streamer is a user's."""
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ CODE = [("criterion", False), ("criterion", True), ("processor", False), ("proce
         for sample in (False, True)
     ],
 )
-def test_a_call_that_fails_leaves_what_generate_leaves(tokenizer, place, what, of_users, sample):
-    """Drafts go on past the token with which it fails, along what the model says there."""
+def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, of_users, sample):
+    """Drafts continue past the failing token with the model's own tokens."""
     model, how = tiny.llama(3, vocab_size=VOCABULARY), (sample, what, tokenizer, of_users)
     torch.manual_seed(3)
     drafter = Oracle([model.generate(IDS, max_new_tokens=32, do_sample=sample)[0]])
@@ -114,8 +114,8 @@ def test_a_call_that_fails_leaves_what_generate_leaves(tokenizer, place, what, o
             assert_same_slots(own, cache, atol=1e-5)
 
 
-def test_a_text_that_outgrows_the_positions_of_a_model_fails_with_the_token_of_generate():
-    """No draft reaches beyond them before, though the caller allows more tokens."""
+def test_sequence_beyond_the_position_limit_fails_at_the_same_token_as_generate():
+    """No earlier draft exceeds the limit, although the caller allows more tokens."""
     model, ids = model_of(named("gpt2")), tiny.prompt(0, 250, VOCABULARY)
     text = model.generate(ids, max_new_tokens=7, do_sample=False)[0]
     assert len(text) == model.config.max_position_embeddings + 1

@@ -1,6 +1,6 @@
-"""Values that are falsy and mean something: token 0 as end, pad and prompt, a seed of 0, empty lists, no new token.
+"""Falsy values with a meaning: token 0 as end, padding and prompt, a seed of 0, empty lists, no new tokens.
 
-The reference is plain `generate` on a copy of the model, for outputs that end, and for those that must not.
+The reference is plain `generate` on a copy of the model, for outputs that end and for those that must not.
 """
 
 import pytest
@@ -15,8 +15,8 @@ NEW = 12
 ENDS = [0, [0], [0, 5], [5, 0], torch.tensor([0]), None, 63]
 
 
-def favouring(token, seed):
-    """A random model that often says `token`: outputs end by it, sooner or later."""
+def favoring(token, seed):
+    """Return a random model that often generates `token`, so that outputs end with it sooner or later."""
     model = tiny.llama(seed=seed)
     weights = model.get_output_embeddings().weight
     with torch.no_grad():
@@ -27,26 +27,26 @@ def favouring(token, seed):
 
 
 @pytest.mark.parametrize("end", thinned(ENDS, 2, ids=str))
-def test_an_output_ends_with_token_0_where_that_is_the_end_and_nowhere_else(end):
+def test_output_ends_with_token_0_only_if_it_is_an_end_token(end):
     """After prompts without it, and after those that begin and end with it."""
     zeros, said = torch.tensor([[0, 0, 7, 0], [0, 0, 0, 0]]), 0
     for seed in (0, 2):
-        both = SideBySide(lambda: favouring(0, seed))  # noqa: B023
+        both = SideBySide(lambda: favoring(0, seed))  # noqa: B023
         how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": 1 if end == 63 else 0}
         prompts = torch.cat([tiny.prompt(seed + row, 9) for row in range(3)])
         for ids in (prompts[:1], prompts, zeros):
             how["attention_mask"] = torch.ones_like(ids)
             outputs = both.assert_same(lambda model: model.generate(ids, **how).tolist())  # noqa: B023
             said += sum(0 in output[ids.shape[1] : -1] for output in outputs)
-    assert said, "token 0 was never said before the last place"
+    assert said, "token 0 was never generated before the last position"
 
 
 @pytest.mark.parametrize(("end", "of_config"), paired([0, [0], [0, 5], [], [63], None], [False, True]))
-def test_a_stream_ends_with_token_0_where_that_is_the_end(end, of_config):
-    """The model says token 0 after both prompts."""
+def test_stream_ends_with_token_0_only_if_it_is_an_end_token(end, of_config):
+    """The model generates token 0 after both prompts."""
     stated = None if end == [] else end
     for seed in (2, 5):
-        model, ids = favouring(0, seed), tiny.prompt(seed, 9)
+        model, ids = favoring(0, seed), tiny.prompt(seed, 9)
         assert 0 in model.generate(ids, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[0, 9:-1]
         if of_config:
             model.generation_config.eos_token_id = stated
@@ -80,10 +80,10 @@ def test_a_stream_ends_with_token_0_where_that_is_the_end(end, of_config):
     ],
     ids=str,
 )
-def test_empty_and_zero_arguments_mean_what_they_mean_for_generate(arguments):
+def test_empty_and_zero_arguments_mean_the_same_as_in_generate(arguments):
     how = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **arguments}
     outputs = []
-    for model in (favouring(0, 2), tr.accelerate(favouring(0, 2))):
+    for model in (favoring(0, 2), tr.accelerate(favoring(0, 2))):
         torch.manual_seed(0)
         try:
             outputs.append(model.generate(tiny.prompt(3, 7), **how).tolist())
