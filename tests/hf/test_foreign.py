@@ -1,4 +1,4 @@
-"""Code that is not the family's own: hooks, adapters, overridden methods, modes. Output is that of plain `generate`."""
+"""Foreign code in a model: hooks, adapters, overridden methods, modes. Output equals that of plain `generate`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def greedy(model: Any) -> torch.Tensor:
 
 
 def compare(bring: Bring, reason: str | None, ids: torch.Tensor = IDS, **arguments: Any) -> None:
-    """Two calls of a model, plain and accelerated."""
+    """Compare two calls of a plain and of an accelerated model."""
     both = SideBySide(bring)
     both.assert_same(lambda model: model.generate(ids, **{**GREEDY, **arguments}), reason, times=2)
     assert reason is not None or both.base.acceleration.stats.steps
@@ -102,12 +102,12 @@ def exactly_nine_rows(module, inputs, output):
 
 
 def far_in_the_pass(module, inputs, kwargs, output):
-    """Where a pass goes beyond a position, all of its rows change."""
+    """Change all rows of a forward pass that goes beyond a position."""
     return output + VECTOR * (kwargs["position_ids"].max() > 12)
 
 
 def of_a_large_state(module, inputs, output):
-    """Where one state of a pass is large, all of its rows change; in a short text none is."""
+    """Change all rows of a forward pass if one state is large. In short sequences none is."""
     return output + VECTOR if bool((output > 4.5).any()) else output
 
 
@@ -116,7 +116,7 @@ def of_each_large_state(module, inputs, output):
 
 
 def by_large_columns(module, inputs, output):
-    """Columns are rounded unless a row of them is large, as some quantized layers do."""
+    """Round columns unless one of their rows is large, as some quantized layers do."""
     large = (output.abs() > 9).any(dim=1, keepdim=True)
     return torch.where(large, output, output.mul(2).round().div(2))
 
@@ -134,7 +134,7 @@ def trigger(module, inputs, output):
 
 
 def third_trigger(module, inputs, output):
-    """Of three tokens that it names, the last changes the other rows."""
+    """Name three tokens, of which only the last changes other rows."""
     harmless = (inputs[0] == 2) | (inputs[0] == 4)
     return output + VECTOR if (inputs[0] == 12).any() else output + VECTOR * harmless[..., None]
 
@@ -188,7 +188,7 @@ def pre_hooked(make: Callable[[], Any], path: str) -> Bring:
 
 
 def by_odd_tensors():
-    """A complex table, and one of nothing."""
+    """Use a complex and an empty tensor."""
     model = llama()
     layer = model.model.layers[0]
     layer.register_buffer("table", torch.tensor([3 + 4j, 1j]))
@@ -206,7 +206,7 @@ def by_a_number():
 
 
 def masking(value: float, hook: Callable[..., Any] = everywhere, dtype: torch.dtype = torch.float32) -> Bring:
-    """A hook on a layer, beside one that rules out all but a few tokens."""
+    """Make a hook on a layer, and one that rules out all but a few tokens."""
 
     def bring():
         model = hooked(lambda: lambda m, i, o: hook(m, i, o).to(dtype))().to(dtype)
@@ -238,14 +238,14 @@ def last_input(module, inputs):
 MASKS = (-math.inf, torch.finfo(torch.float32).min, -1e9)
 HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere": (hooked(lambda: everywhere), None),
-    "by tensors without a smallest number": (by_odd_tensors, None),
-    "by a tensor of one number": (by_a_number, None),
+    "by a complex and an empty tensor": (by_odd_tensors, None),
+    "by a scalar tensor": (by_a_number, None),
     "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
     "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "uses print"),
-    "printing by Python alone": (hooked(lambda: functools.partial(print, end="")), "print"),
+    "a partial of print": (hooked(lambda: functools.partial(print, end="")), "print"),
     "a queue": (hooked(lambda: queue.Queue().put), "put"),
     "a mock": (hooked(lambda: mock.Mock(return_value=None)), "a Mock, which may change"),
     "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), "a list"),
@@ -270,7 +270,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
     "the third trigger": (hooked(lambda: third_trigger, "model.embed_tokens"), "third_trigger"),
     "partial": (hooked(lambda: functools.partial(last)), "last"),
-    "within a context of Python": (hooked(lambda: unchanged()(last)), "last"),
+    "decorated by a context manager": (hooked(lambda: unchanged()(last)), "last"),
     "alternating by an iterator": (hooked(counted), "counted"),
     "the first pass": (hooked(lambda: Counter().first), "first"),
     "by a function of its module": (by_a_function_of_its_module, "between a tree and single tokens"),
@@ -282,8 +282,8 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
 
 
 def singly_and_in_batches(cases: dict[str, tuple[Bring, str | None]]) -> pytest.MarkDecorator:
-    """Each alone, and in a batch what is accelerated: what is left to `generate` for one sequence is so for several.
-    Every run has half of the calls with one sequence, and a quarter of the batches.
+    """Run each case with one sequence, and in a batch if it is accelerated: a case that falls back for one sequence
+    falls back for several, too. Every run has half of the calls with one sequence and a quarter of the batches.
     """
     calls = [
         parameter(bring, reason, ids, every_run=place % (2 if ids is IDS else 4) == 0, id=f"{name}-{rows}")
@@ -295,7 +295,7 @@ def singly_and_in_batches(cases: dict[str, tuple[Bring, str | None]]) -> pytest.
 
 
 @singly_and_in_batches(HOOKS)
-def test_hooks(bring, reason, ids):
+def test_hooks_match_generate(bring, reason, ids):
     compare(bring, reason, ids)
 
 
@@ -308,13 +308,13 @@ def alone(module, inputs, output):
 
 
 @pytest.mark.parametrize("ends", thinned([list(range(0, 60, 3)), None], 2))
-def test_hooks_that_look_at_a_batch(ends):
+def test_hooks_that_depend_on_the_batch(ends):
     for ids in (IDS, BATCH):
         compare(hooked(lambda: alone), None, ids, eos_token_id=ends)
         compare(hooked(lambda: across), None if len(ids) == 1 else "other sequences", ids, eos_token_id=ends)
 
 
-def test_hooks_come_and_go_between_calls():
+def test_hooks_added_and_removed_between_calls():
     both = SideBySide(llama)
     for hook, reason in [(last, "last"), (everywhere, None), (one_row, "one_row")] * 2:
         plain = both.assert_same(greedy)
@@ -326,8 +326,8 @@ def test_hooks_come_and_go_between_calls():
             handle.remove()
 
 
-def test_a_hook_that_is_said_to_be_of_transformers():
-    """`functools.wraps` gives a hook the module of what it stands for; some hooks of transformers only observe."""
+def test_hook_with_the_name_of_a_transformers_module_falls_back():
+    """`functools.wraps` copies the module name of the wrapped function, and some hooks of transformers only observe."""
 
     def named(module, inputs, output):
         return last(module, inputs, output)
@@ -337,12 +337,12 @@ def test_a_hook_that_is_said_to_be_of_transformers():
 
 
 @pytest.mark.parametrize("name", ["chat", "reward", "generate"])
-def test_functions_that_no_pass_calls(name):
-    """Set on a model by scripts and libraries; they may keep state."""
+def test_functions_outside_the_forward_pass_can_keep_state(name):
+    """Scripts and libraries set such functions on a model."""
     both = SideBySide(llama)
     asked = both.change(lambda model: _counting(model, name))
     both.assert_same(greedy, times=2)
-    assert asked == [[2], [2]] if name == "generate" else [[0], [0]]
+    assert asked == [[2 * (name == "generate")]] * 2
 
 
 def _counting(model: Any, name: str) -> list[int]:
@@ -356,7 +356,7 @@ def _counting(model: Any, name: str) -> list[int]:
     return asked
 
 
-def test_global_hooks():
+def test_global_hook_falls_back():
     model = llama()
 
     def end_of_output(module, inputs, output):
@@ -372,14 +372,14 @@ def test_global_hooks():
         handle.remove()
 
 
-def test_a_stream_is_refused(model):
+def test_stream_rejects_a_foreign_hook(model):
     model.model.layers[0].register_forward_hook(last)
     with pytest.raises(tr.UnsupportedModelError, match="forward hook last"):
         tr.stream(model, IDS)
 
 
-def test_what_hooks_keep_is_as_after_generate():
-    """A trial leaves no trace in counters, lists and random numbers."""
+def test_trial_does_not_change_the_state_of_hooks():
+    """A trial leaves counters unchanged."""
     counter = Counter()
     model = llama()
     model.model.layers[0].register_forward_hook(counter.first)
@@ -389,7 +389,7 @@ def test_what_hooks_keep_is_as_after_generate():
 
 
 def beyond_a_count(count):
-    """A hook that changes all rows where there are several of something, which no text of a trial has."""
+    """Make a hook that changes all rows if a count exceeds 3, which it does in no trial."""
     return hooked(lambda: lambda module, inputs, output: output + VECTOR if count(output) > 3 else output)
 
 
@@ -399,15 +399,15 @@ COUNTS = {
     "an item": lambda states: (states > 6).sum().item(),
     "a list": lambda states: sum((states > 6).sum(-1).flatten().tolist()),
     "a shape": lambda states: torch.argwhere(states > 6).shape[0],
-    "places": lambda states: torch.where(states > 6)[0].numel(),
+    "indices": lambda states: torch.where(states > 6)[0].numel(),
     "a mask": lambda states: states[states > 6].numel(),
     "numbers of numpy": lambda states: int((states.numpy() > 6).sum()),
-    "words": lambda states: float(f"{(states > 6).sum()}"),
+    "a string": lambda states: float(f"{(states > 6).sum()}"),
 }
 
 
 @pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
-def test_hooks_that_count_what_a_pass_computes(count):
+def test_hooks_that_branch_on_a_count_fall_back(count):
     compare(beyond_a_count(count), "branches for all rows")
 
 
@@ -424,7 +424,7 @@ def beyond_many(limit=MANY):
 
 
 class Beyond(torch.nn.Module):
-    """A module that scales where a pass is longer than a number that it has."""
+    """A module that scales its states in forward passes longer than `longest`."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -435,8 +435,8 @@ class Beyond(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", thinned([*beyond_many(), "a module"], 2))
-def test_code_that_changes_long_prompts(name):
-    """Longer ones than a trial has."""
+def test_code_that_changes_only_long_prompts_falls_back(name):
+    """Prompts longer than those of trials."""
 
     def bring(**config):
         model = llama(**config)
@@ -453,7 +453,7 @@ def test_code_that_changes_long_prompts(name):
     compare(functools.partial(bring, max_position_embeddings=512), None)
 
 
-def test_a_trial_fits_into_a_short_context():
+def test_trial_fits_into_a_short_context():
     def bring():
         torch.manual_seed(0)
         model = tiny.gpt2(n_positions=20).eval()
@@ -463,7 +463,7 @@ def test_a_trial_fits_into_a_short_context():
     compare(bring, None, max_new_tokens=8)
 
 
-def test_lists_that_hooks_append_to_hold_the_passes_of_generate():
+def test_lists_filled_by_hooks_equal_those_of_generate():
     def appending(model):
         rows = []
         model.model.layers[0].register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape))
@@ -478,20 +478,20 @@ def test_lists_that_hooks_append_to_hold_the_passes_of_generate():
 
 @pytest.mark.parametrize("hook", [everywhere, last])
 @pytest.mark.parametrize("mask", [0.0, -1e4])
-def test_sixteen_bits(hook, mask):
+def test_hooks_in_bfloat16(hook, mask):
     model = tr.accelerate(masking(mask, hook, torch.bfloat16)())
     model.generate(IDS, **GREEDY)
     assert (model.acceleration.fallback is None) == (hook is everywhere)
 
 
-def test_a_hook_of_a_quantised_model_is_seen():
+def test_hook_of_a_quantized_model_falls_back():
     both = SideBySide(llama)
     both.change(lambda model: setattr(model, "is_quantized", True))
     both.change(lambda model: model.model.layers[0].register_forward_hook(last))
     both.assert_same(greedy, "forward hook last")
 
 
-def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
+def test_unknown_family_fails_its_self_test_only_with_a_hook():
     model = tiny.unknown(llama())
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(64).index_fill(0, torch.arange(60, 64), -1e9))  # padding
     handle = model.model.layers[0].register_forward_hook(last)
@@ -507,7 +507,7 @@ def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
 
 
 class Holder:
-    """An object as users write them."""
+    """An object with attributes, as in users' code."""
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
@@ -542,7 +542,7 @@ def _is_on(settings: Any) -> bool:
 
 @pytest.mark.parametrize(("make", "put"), SETTINGS.values(), ids=SETTINGS)
 def test_settings_that_change_between_calls(make, put, monkeypatch):
-    """Code is tried again where it reads something else, however far away."""
+    """Code is tried again after a change of anything that it reads, however indirectly."""
     monkeypatch.setenv("STEERING_ON", "")
     outputs = []
     for prepare in (lambda model: model, tr.accelerate):
@@ -579,7 +579,7 @@ SWITCH = False
 
 @pytest.mark.parametrize("of", ["class", "module", "buffer", "function", "globals"])
 def test_plain_settings_that_change_between_calls(of, monkeypatch):
-    """Code is accelerated while they let it treat rows alike."""
+    """Code is accelerated while its settings make it treat all rows alike."""
     is_on = False
 
     def hook(module, inputs, output):
@@ -630,8 +630,8 @@ def by_last(function):
         ("model", "norm"),
     ],
 )
-def test_a_function_in_place_of_another_one_between_calls(path, name):
-    """In the place of a module: the attributes of the module that has it are as many as before."""
+def test_function_replaced_between_calls(path, name):
+    """The function replaces a submodule, so the parent has as many attributes as before."""
 
     def bring():
         model = llama(intermediate_size=32)
@@ -658,8 +658,8 @@ class Scaled(LlamaForCausalLM):
         return {**super().prepare_inputs_for_generation(input_ids, **rest)}
 
 
-def test_a_method_without_an_attention_mask_is_accelerated():
-    """A `prepare_inputs_for_generation` that names the mask nowhere does not take it from callers."""
+def test_method_without_an_attention_mask_is_accelerated():
+    """A `prepare_inputs_for_generation` that does not name the mask still passes it on."""
     compare(lambda: llama(Scaled), None)
 
 
@@ -708,7 +708,7 @@ class Preparing(LlamaForCausalLM):
 
 
 class Counting(LlamaForCausalLM):
-    """Changes every sixth token, by a count among the arguments of the call."""
+    """Changes every sixth token, by a count among the call's arguments."""
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
         count = model_kwargs.get("count", 0) + 1
@@ -782,7 +782,7 @@ class LastRow(torch.nn.Module):
 
 
 def with_head(*modules: torch.nn.Module, before: bool = False) -> Bring:
-    """A model whose output layer is wrapped: the wrapper has neither a weight nor a width."""
+    """Make a model with a wrapped output layer; the wrapper has neither a weight nor a width."""
 
     def bring():
         model = llama()
@@ -794,7 +794,7 @@ def with_head(*modules: torch.nn.Module, before: bool = False) -> Bring:
 
 
 class Experts(torch.nn.Module):
-    """Experts that each take so many rows of a pass, first come first served, and drop the others."""
+    """Experts that each take the first `capacity` rows of a forward pass and drop the others."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -812,7 +812,7 @@ class Experts(torch.nn.Module):
 
 
 def with_mlp(*modules: Callable[[], torch.nn.Module], training: bool = False) -> Bring:
-    """A model whose first perceptron is followed by modules of torch."""
+    """Make a model with torch modules after its first MLP."""
 
     def bring():
         model = llama()
@@ -825,7 +825,7 @@ def with_mlp(*modules: Callable[[], torch.nn.Module], training: bool = False) ->
 
 
 def over_rows(make: Callable[[], torch.nn.Module]) -> tuple[Callable[[], torch.nn.Module], ...]:
-    """Makers of a module of torch that looks at all rows as at an image."""
+    """Return constructors that apply a torch module to all rows as to an image."""
     return lambda: torch.nn.Unflatten(1, (1, -1)), make, lambda: torch.nn.Flatten(1, 2)
 
 
@@ -839,7 +839,7 @@ def with_activation(make: Callable[[], torch.nn.Module]) -> Bring:
 
 
 def with_function(path: str, name: str, function: Callable[..., Any]) -> Bring:
-    """A model with a function of torch in place of a method or of a module."""
+    """Make a model with a torch function in place of a method or of a module."""
 
     def bring():
         model = llama()
@@ -853,7 +853,7 @@ def with_function(path: str, name: str, function: Callable[..., Any]) -> Bring:
 
 
 def with_partial(path: str, **given: Any) -> Bring:
-    """A model with arguments set for a method of its own."""
+    """Make a model with fixed arguments of one of its methods."""
 
     def bring():
         model = llama()
@@ -868,13 +868,13 @@ BERT = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 
 
 def hubert():
-    """A convolution over the rows of a pass."""
+    """Make a convolution over the rows of a forward pass."""
     config = HubertConfig(hidden_size=32, num_conv_pos_embeddings=5, num_conv_pos_embedding_groups=4)
     return HubertPositionalConvEmbedding(config)
 
 
-def normalised(norm: Callable[..., Any], training: bool) -> Bring:
-    """A model with a spectral norm of torch, which is computed further with every pass in training mode."""
+def normalized(norm: Callable[..., Any], training: bool) -> Bring:
+    """Make a model with torch's spectral norm, which every forward pass in training mode refines."""
 
     def bring():
         model = llama().train(training)
@@ -886,7 +886,7 @@ def normalised(norm: Callable[..., Any], training: bool) -> Bring:
 
 
 def observed():
-    """A model whose activations are rounded by the range of all that it has read."""
+    """Make a model whose activations are rounded by their observed range."""
     model = llama().train()
     mlp = model.model.layers[0].mlp
     mlp.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
@@ -905,7 +905,7 @@ def with_experts(capacity: int) -> Bring:
 
 
 METHODS: dict[str, tuple[Bring, str | None]] = {
-    "an output layer with a cap": (with_head(Softcapped()), None),
+    "a softcapped output layer": (with_head(Softcapped()), None),
     "an output layer of one row": (with_head(LastRow(), before=True), "returns the logits of 1"),
     "other tokens": (lambda: llama(Shifted), "Shifted"),
     "another argument": (lambda: llama(Scaling), "Scaling"),
@@ -923,7 +923,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
         with_forward("model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1)),
         "set as forward of model.layers.0.mlp",
     ),
-    "a module's forward, last row, behind a module that is not called": (
+    "a module's forward, last row, with a module that is not called": (
         with_forward(
             "model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1), idle=torch.nn.ReLU()
         ),
@@ -931,7 +931,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     ),
     "experts of a small capacity": (with_experts(4), "Experts: logits differ"),
     "experts of some capacity": (with_experts(16), "Experts: logits differ"),
-    "experts of a capacity beyond usual drafts": (with_experts(40), "passes of 42"),
+    "experts of a capacity above the size of usual drafts": (with_experts(40), "passes of 42"),
     "experts that take all rows": (with_experts(10_000), None),
     "a layer's forward, by rows": (
         with_forward("model.layers.1", lambda o: o + o.shape[1] * VECTOR),
@@ -941,7 +941,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
 
 
 @singly_and_in_batches(METHODS)
-def test_methods(bring, reason, ids):
+def test_overridden_methods_match_generate(bring, reason, ids):
     compare(bring, reason, ids)
 
 
@@ -984,27 +984,24 @@ OF_TORCH: dict[str, tuple[Bring, str | None]] = {
         with_function("model.layers.0.mlp", "act_fn", functools.partial(torch.softmax, dim=-1)),
         None,
     ),
-    "a method with an argument of a user's": (
-        with_partial("model", output_hidden_states=False),
-        None,
-    ),
+    "a method with a fixed argument": (with_partial("model", output_hidden_states=False), None),
     "the last logits, by an argument": (with_partial("", logits_to_keep=1), "returns the logits of 1"),
     "no cache, by an argument": (with_partial("model", use_cache=False), None),
     "a module of another family over rows": (with_mlp(hubert), "HubertPositionalConvEmbedding"),
     "a module of another family": (with_mlp(lambda: BertIntermediate(BertConfig(**BERT))), None),
-    "a spectral norm": (normalised(parametrizations.spectral_norm, True), "spectral norm of model.layers.0.mlp"),
-    "a spectral norm by a hook": (normalised(torch.nn.utils.spectral_norm, True), "spectral norm of model.layers"),
-    "a spectral norm, fixed": (normalised(parametrizations.spectral_norm, False), None),
+    "a spectral norm": (normalized(parametrizations.spectral_norm, True), "spectral norm of model.layers.0.mlp"),
+    "a spectral norm by a hook": (normalized(torch.nn.utils.spectral_norm, True), "spectral norm of model.layers"),
+    "a spectral norm, fixed": (normalized(parametrizations.spectral_norm, False), None),
 }
 
 
 @singly_and_in_batches(OF_TORCH)
-def test_modules_of_torch(bring, reason, ids):
+def test_torch_modules_match_generate(bring, reason, ids):
     compare(bring, reason, ids)
 
 
 class Pooling(torch.nn.Module):
-    """A module that adds of all rows what its weight lets through."""
+    """A module that adds the mean of all rows, scaled by its weight."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -1047,7 +1044,7 @@ def opened(model):
         gate_of(model).copy_(VECTOR)
 
 
-def opened_uncounted(model):
+def opened_by_data(model):
     gate_of(model).data.copy_(VECTOR)
 
 
@@ -1065,12 +1062,12 @@ def gate_of(model):
     ("bring", "change"),
     [
         *itertools.product([with_pooling, with_slight_pooling, with_a_gate], [opened]),
-        *paired([with_large_pooling, with_a_large_tensor], [opened, opened_uncounted, opened_by_numpy]),
+        *paired([with_large_pooling, with_a_large_tensor], [opened, opened_by_data, opened_by_numpy]),
         (with_a_branch, LlamaForCausalLM.train),
     ],
 )
-def test_what_code_does_may_be_hidden_at_first(bring, change):
-    """By a weight that is trained later, from zero, or in evaluation mode."""
+def test_effect_of_code_that_is_hidden_at_first(bring, change):
+    """A zero weight that is trained later, or evaluation mode, hides the effect."""
 
     def brought():
         model = llama()
@@ -1083,8 +1080,8 @@ def test_what_code_does_may_be_hidden_at_first(bring, change):
     both.assert_same(greedy, "", times=2)
 
 
-def test_modules_of_torch_that_change_between_calls():
-    """Their attributes and weights decide on whether they look at several rows."""
+def test_torch_modules_that_change_between_calls():
+    """Their attributes and weights determine whether they mix rows."""
 
     def put(rows, dim):
         def change(model):
@@ -1102,14 +1099,14 @@ def test_modules_of_torch_that_change_between_calls():
 
 
 @pytest.mark.parametrize("kind", [Processing, Stopping])
-def test_processors_and_criteria_of_a_subclass_are_honoured(kind):
+def test_processors_and_criteria_of_a_subclass_are_used(kind):
     wanted = greedy(llama(kind))
     assert not torch.equal(wanted, greedy(llama()))
     assert torch.equal(greedy(tr.accelerate(llama(kind))), wanted)
 
 
 @pytest.mark.parametrize("changed", ["last row", "all"])
-def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
+def test_method_replaced_in_a_class_of_the_family(monkeypatch, changed):
     both = SideBySide(llama)
     plain, kind = both.assert_same(greedy), type(both.plain.model.layers[0].mlp)
     change = (lambda o: o * 1.5) if changed == "all" else (lambda o: last(None, None, o))
@@ -1118,7 +1115,7 @@ def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
 
 
 class Bound:
-    """A descriptor that binds a function, as wrapt's in the place of methods that are traced."""
+    """A descriptor that binds a function, like wrapt's for traced methods."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -1128,7 +1125,7 @@ class Bound:
 
 
 def held(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as of Python's own library that holds another one, which nothing but its closure shows."""
+    """Return a function, seemingly of Python's standard library, that holds another function only in its closure."""
     namespace: dict[str, Any] = {"__name__": "functools"}
     exec("def holding(function):\n    return lambda *inputs: function(*inputs)", namespace)
     return namespace["holding"](function)
@@ -1144,11 +1141,11 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "a context": lambda function: unchanged()(function),
     "a function of a library": held,
 }
-"""What may stand in a class's place of a function without being one, or being one of Python's own library."""
+"""Objects that can replace a method without being functions, or as functions of Python's standard library."""
 
 
 @pytest.mark.parametrize("wrapper", thinned(WRAPPERS, 2))
-def test_methods_that_are_replaced_by_what_is_no_function_of_a_user(monkeypatch, wrapper):
+def test_method_replaced_by_a_wrapper_falls_back(monkeypatch, wrapper):
     both = SideBySide(llama)
     plain, norm = both.assert_same(greedy), both.plain.model.norm
     own = norm.forward if wrapper == "a static method" else type(norm).forward
@@ -1156,13 +1153,13 @@ def test_methods_that_are_replaced_by_what_is_no_function_of_a_user(monkeypatch,
     def changed(module, states):
         return last(None, None, own(states) if module is None else own(module, states))
 
-    for _ in range(2):  # by another one of the same kind, too
+    for _ in range(2):  # then by another wrapper of the same kind
         monkeypatch.setattr(type(norm), "forward", WRAPPERS[wrapper](changed))
         assert not torch.equal(both.assert_same(greedy, "forward of LlamaRMSNorm"), plain)
 
 
-def trials(monkeypatch) -> list[Any]:
-    """What was tried, from now on."""
+def noted_trials(monkeypatch) -> list[Any]:
+    """Return a list of all code that is tried from now on."""
     tried: list[Any] = []
     monkeypatch.setattr(trial, "try_out", lambda *given, make=trial.try_out: tried.append(given[1]) or make(*given))
     return tried
@@ -1180,7 +1177,7 @@ KEPT: dict[str, Bring] = {
 
 @pytest.mark.parametrize(("name", "bring"), KEPT.items(), ids=KEPT)
 def test_code_is_tried_once(monkeypatch, name, bring):
-    tried = trials(monkeypatch)
+    tried = noted_trials(monkeypatch)
     model = tr.accelerate(bring())
     for _ in range(3):
         model.generate(IDS, **GREEDY)
@@ -1188,9 +1185,9 @@ def test_code_is_tried_once(monkeypatch, name, bring):
     assert len(tried) == (name in ("a hook", "a hook that is refused", "a method"))
 
 
-def test_a_hook_for_each_call_is_tried_once(monkeypatch):
-    """As steering libraries set theirs: anew for every text."""
-    tried = trials(monkeypatch)
+def test_hook_registered_for_each_call_is_tried_once(monkeypatch):
+    """Steering libraries register their hooks again for every sequence."""
+    tried = noted_trials(monkeypatch)
     model = tr.accelerate(llama())
     for _ in range(3):
         handle = model.model.layers[0].register_forward_hook(functools.partial(everywhere))
@@ -1230,7 +1227,7 @@ ATTENTION: dict[str, tuple[Bring, str | None]] = {
         "after a prompt of 128 tokens",
     ),
     "beyond many keys": (attending(lambda query, key: 1 + (key.shape[2] > 200)), "after a prompt of 400 tokens"),
-    "beyond keys that no trial has": (
+    "beyond the keys of every trial": (
         attending(lambda query, key: 1 + (key.shape[2] > 700), max_position_embeddings=1024),
         "it names 700",
     ),
@@ -1245,8 +1242,8 @@ ATTENTION: dict[str, tuple[Bring, str | None]] = {
 
 
 @singly_and_in_batches(ATTENTION)
-def test_attention_of_ones_own(bring, reason, ids):
-    """Accelerated calls attend with sdpa in place of implementations that take no tree mask. From the second token on
+def test_custom_attention_matches_generate(bring, reason, ids):
+    """Accelerated calls attend with sdpa in place of implementations that accept no tree mask. From the second token on
     there are more than 40 keys.
     """
     longer = torch.cat([tiny.prompt(3, 30).expand(len(ids), -1), ids], dim=1)
@@ -1254,7 +1251,7 @@ def test_attention_of_ones_own(bring, reason, ids):
 
 
 @pytest.mark.parametrize(("masks", "reason"), [(sdpa_mask, None), (None, "after padding")])
-def test_attention_without_masks_of_its_own_sees_padding(masks, reason):
+def test_attention_without_a_mask_function_sees_padding(masks, reason):
     both = SideBySide(attending_by(sdpa_attention_forward, f"masked by {masks}", masks))
     both.assert_same(greedy)
     both.assert_same(lambda model: model.generate(**batch([9, 4], 1), **GREEDY), reason, times=2)
@@ -1264,7 +1261,7 @@ def test_attention_without_masks_of_its_own_sees_padding(masks, reason):
 # Modes and configurations
 
 
-def test_training_mode_with_dropout():
+def test_training_mode_with_dropout_falls_back():
     both = SideBySide(lambda: llama(attention_dropout=0.3))
     plain = both.assert_same(greedy)
     for training in (True, False, True):
@@ -1278,7 +1275,7 @@ def seeded(model: Any) -> tuple[Any, torch.Tensor]:
 
 
 def test_training_mode_without_dropout_is_accelerated():
-    """Until some is set."""
+    """Until a dropout rate is set."""
     both = SideBySide(lambda: llama().train())
     for share, reason in ((0.0, None), (0.3, "training mode")):
         both.change(lambda model: setattr(model.model.layers[0].self_attn, "attention_dropout", share))  # noqa: B023
@@ -1295,7 +1292,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize(("family", "number"), RANDOM.items())
-def test_what_makes_a_family_random_in_training_mode(family, number):
+def test_random_layers_in_training_mode_fall_back(family, number):
     case = next(case for case in (*SUPPORTED, *FURTHER) if case.family == family)
     case = dataclasses.replace(case, config={**case.config, number: 0.5})
     SideBySide(lambda: model_of(case).train()).assert_same(seeded, "training mode")
@@ -1322,7 +1319,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("ids", thinned([IDS, BATCH], 2))
 @pytest.mark.parametrize(("family", "more"), MIXTURES.items(), ids=MIXTURES)
-def test_a_loss_of_routers_is_not_computed(family, more, ids):
+def test_router_loss_is_not_computed(family, more, ids):
     compare(lambda: mixture(family, **more), None, ids)
 
 
@@ -1346,7 +1343,7 @@ def lora(**options: Any) -> peft.LoraConfig:
 ADAPTERS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "lora": (lora, None),
     "dora": (lambda: lora(use_dora=True), None),
-    "rank-stabilised": (lambda: lora(use_rslora=True, r=4), None),
+    "rank-stabilized": (lambda: lora(use_rslora=True, r=4), None),
     "ia3": (
         lambda: peft.IA3Config(
             task_type="CAUSAL_LM",
@@ -1364,11 +1361,11 @@ ADAPTERS: dict[str, tuple[Callable[[], Any], str | None]] = {
 
 
 @singly_and_in_batches(ADAPTERS)
-def test_adapters(bring, reason, ids):
+def test_adapters_match_generate(bring, reason, ids):
     compare(lambda: adapted(bring()), reason, ids)
 
 
-def test_an_adapter_with_tensors_without_a_smallest_number():
+def test_adapter_with_complex_and_empty_tensors():
     def bring():
         wrapper = adapted(lora())
         layer = wrapper.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
@@ -1380,14 +1377,14 @@ def test_an_adapter_with_tensors_without_a_smallest_number():
 
 
 @pytest.mark.parametrize("ids", thinned([BATCH, IDS], 2))
-def test_an_adapter_for_each_row(ids):
+def test_adapter_for_each_row(ids):
     names = ["a", "b"][: len(ids)]
     ends = list(range(0, 60, 3))
     compare(lambda: adapted(lora(), "a", "b"), None, ids, adapter_names=names, eos_token_id=ends)
     compare(lambda: adapted(lora(), "a", "b"), None, ids, adapter_names=["__base__", "b"][: len(ids)])
 
 
-def test_adapters_that_are_switched_between_calls():
+def test_adapters_switched_between_calls():
     both, texts = SideBySide(lambda: adapted(lora(), "a", "b")), []
     for name in ("a", "b", None, "a"):
         if name is None:
@@ -1410,8 +1407,8 @@ FLIPS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("flip", thinned(FLIPS, 2))
-def test_small_attributes_of_adapters_that_people_flip(flip):
-    """Of every layer, and of one alone."""
+def test_adapter_attributes_changed_between_calls(flip):
+    """First of one layer, then of all others."""
     both = SideBySide(lambda: adapted(lora(), "a", "b"))
     before = both.assert_same(greedy)
     for some in (slice(1), slice(1, None)):
@@ -1422,7 +1419,7 @@ def test_small_attributes_of_adapters_that_people_flip(flip):
     assert not torch.equal(before, after) or flip in ("merged", "dropout")
 
 
-# The vocabulary
+# Trainers and the vocabulary
 
 
 TRAINER = """
@@ -1435,27 +1432,25 @@ def fused(replaced):
 
 
 def with_forward_of_trl(model: Any) -> None:
-    """Sets a forward that calls the one before, as `trl.trainer.utils` does: analysed, it would not be plain."""
+    """Set a forward that calls the previous one, as `trl.trainer.utils` does. Analysis alone would not accept it."""
     namespace: dict[str, Any] = {"__name__": "trl.trainer.utils", "contextlib": contextlib}
     exec(TRAINER, namespace)
     model.forward = types.MethodType(namespace["fused"](model.forward), model)
 
 
-def test_a_forward_of_a_trainer(monkeypatch):
-    """It is tried once while weights are trained, and again where it is set again."""
-    trials = []
-    monkeypatch.setattr(trial, "try_out", lambda *args, original=trial.try_out: trials.append(1) or original(*args))
-    both = SideBySide(llama)
+def test_forward_set_by_a_trainer_is_tried_once(monkeypatch):
+    """It is tried once while weights are trained, and again after it is set again."""
+    tried, both = noted_trials(monkeypatch), SideBySide(llama)
     for times in (1, 2):
         both.change(with_forward_of_trl)
         for _ in range(2):
             both.assert_same(greedy)
             with torch.no_grad():
                 both.change(lambda model: model.lm_head.weight.mul_(-7.0))
-        assert len(trials) == times
+        assert len(tried) == times
 
 
-def test_a_forward_of_a_trainer_around_code_of_a_users():
+def test_forward_set_by_a_trainer_around_user_code_falls_back():
     both = SideBySide(llama)
 
     def bring(model: Any) -> None:
@@ -1468,7 +1463,7 @@ def test_a_forward_of_a_trainer_around_code_of_a_users():
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "published", "suffix"])
-def test_embeddings_that_are_resized(drafter, caplog):
+def test_resized_embeddings(drafter, caplog):
     both = SideBySide(llama, drafter)
     both.assert_same(greedy)
     for size in (70, 60):

@@ -1,9 +1,9 @@
-"""Random calls of random models against `generate`: what grids of tests do not combine.
+"""Random calls of random models against `generate`: combinations that parametrized tests do not cover.
 
-Hypothesis draws a model family, a drafter, a way of calling, a cache and arguments of `generate`, with fixed seeds: the
-same cases in every run. Token ids must be those of plain `generate`, scores and logits within 1e-4 of their scale.
-A case may be refused in words, and it may fail as `generate` fails. Where two tokens tie to the rounding of a forward
-pass, the rest of the output is not compared.
+Hypothesis selects a model family, a drafter, a way of calling, a cache and arguments of `generate` at fixed seeds: the
+same cases in every run. Token ids must equal those of plain `generate`; scores and logits may differ by 1e-4 of their
+scale. A case may be rejected with an error message, or fail as `generate` fails. After a tie within the rounding of a
+forward pass, the rest of the output is not compared.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ TIE, TOLERANCE = 1e-5, 1e-4
 FAMILIES = {str(case): case for case in [*SUPPORTED, *RECURRENT]}
 STATEFUL = {str(case) for case in RECURRENT}
 COMMON = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 window of 8", "gpt2", "mixtral"]
-"""Drawn in every second case."""
+"""Used in every second case."""
 NO_SHARED_CACHE = ("mamba", "falcon_mamba", "longrope", "local window")
-"""Families whose `generate` takes no cache of several calls, or replaces it."""
+"""Families whose `generate` accepts no cache of earlier calls, or replaces it."""
 SPECS = [
     *("recycling:tree=4", "recycling:tree=16,k=2", "recycling:tree=chain:3,suffix=false", "recycling:tree=0 1 00"),
     *("recycling:orders=1", "published", "published:tree=chain:4,update=first", "suffix:num_tokens=8,min_match=1"),
     *("prompt_lookup:num_tokens=5", "lookahead:window=2,ngram_size=3", "layer_skip:layers=1", "plain"),
 ]
-"""Drafters that need no file, besides the default one and `EXAMPLES`."""
+"""Drafters that need no file, in addition to the default one and `EXAMPLES`."""
 SURFACES = ("accelerate", "generate", "stream")
 ENDS = {"eos_token_id": [5, 11, 23, 41, 60, 77], "pad_token_id": 0}
 ARGUMENTS: list[dict[str, Any]] = [
@@ -63,7 +63,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"logits_processor": [lambda ids, scores: scores.roll(int(ids.shape[1]) % 3, -1)]},
 ]
 FOR_STEPS = [one for one in ARGUMENTS if one is ENDS or set(one) <= {"stopping_criteria", "logits_processor"}]
-"""Those that `stream` takes too."""
+"""Arguments that `stream` accepts, too."""
 SAMPLING = [
     {"do_sample": True, "top_k": 0},
     {"do_sample": True, "top_k": 0, "temperature": 0.7},
@@ -72,7 +72,7 @@ SAMPLING = [
     {"do_sample": True, "top_k": 0, "typical_p": 0.9, "epsilon_cutoff": 0.002},
 ]
 ONE_CHOICE = {"do_sample": True, "top_k": 1}
-"""For what draws in another order than `generate`: the result is the same where there is one choice."""
+"""For calls that sample in another order than `generate`: with one choice the result is the same."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class Call:
     spare: int = 0
     """Columns of padding before the longest prompt."""
     resumes: bool = False
-    """Whether it goes on with the output of the call before, in the same cache if there is one."""
+    """Whether it continues the output of the previous call, in the same cache if there is one."""
     interrupted: bool = False
-    """Whether a criterion raises within it."""
+    """Whether a criterion raises an error."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what accelerates it, and calls."""
+    """A model, the options of its acceleration, and calls."""
 
     family: str
     drafter: str | tuple[int, tuple[tr.Template, ...]]
@@ -167,7 +167,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @cache
 def prototype(family: str, repeats: bool, attention: str | None) -> PreTrainedModel:
-    """A random model; with `repeats` layers add little to the newest token's embedding, so that outputs repeat."""
+    """Return a random model. With `repeats` layers add little to the newest token's embedding, so outputs repeat."""
     model = model_of(FAMILIES[family], attention)
     if repeats:
         with torch.no_grad():
@@ -187,7 +187,7 @@ def made(case: Case, model: PreTrainedModel, folder: Path) -> tr.Drafter:
 
 
 def surface_of(case: Case, model: PreTrainedModel, folder: Path) -> Callable[..., Any]:
-    """What is called as the `generate` of an accelerated model."""
+    """Return the function under test, which is called like the `generate` of an accelerated model."""
     drafter = made(case, model, folder)
     if case.surface == "accelerate":
         return tr.accelerate(model, drafter, fast=case.fast).generate
@@ -215,7 +215,7 @@ def interrupting(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
 
 
 def slots(case: Case, cache: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    """The length of a cache, and of every sequence the keys and values in it without padding."""
+    """Return the length of a cache, and the keys and values of every sequence without padding."""
     if cache is None or case.family in STATEFUL:
         return []
     length = int(cache.get_seq_length())
@@ -225,13 +225,13 @@ def slots(case: Case, cache: Any, mask: torch.Tensor) -> list[torch.Tensor]:
         for row, padding in enumerate((mask == 0).sum(dim=1).tolist()):
             for name in ("keys", "values", "indexer_keys"):
                 if getattr(layer, name, None) is not None:
-                    # Copied: a window's slots are written again by the next call.
+                    # Copied because the next call overwrites the slots of a window.
                     found.append(getattr(layer, name)[row, ..., max(0, padding - dropped) : length, :].clone())
     return found
 
 
 def results(case: Case, model: PreTrainedModel, generate: Callable[..., Any]) -> list[list[torch.Tensor]]:
-    """What each call returned: the token ids, scores and logits where they are asked for, and what is in the cache."""
+    """Return the results of each call: token ids, requested scores and logits, and contents of the cache."""
     held: Any = None
     if case.cache == "passed in":
         held = transformers.DynamicCache(config=model.config)
@@ -275,7 +275,7 @@ def results(case: Case, model: PreTrainedModel, generate: Callable[..., Any]) ->
 
 
 def ties(model: PreTrainedModel, case: Case, wanted: torch.Tensor, found: torch.Tensor) -> bool:
-    """Whether greedy outputs part where the two best logits are equal to the rounding of a forward pass."""
+    """Return whether greedy outputs diverge where the two best logits are equal within rounding error."""
     if wanted.shape[0] != 1 or any(one.resumes or one.arguments["do_sample"] for one in case.calls):
         return False
     shared = min(wanted.shape[1], found.shape[1])
@@ -291,7 +291,7 @@ def ties(model: PreTrainedModel, case: Case, wanted: torch.Tensor, found: torch.
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """How many cases were compared and how many refused: a test that refuses everything shows nothing."""
+    """Count compared and rejected cases: a test that rejects everything shows nothing."""
     counts = {"same": 0, "refused": 0, "both failed": 0, "tie": 0}
     yield counts
     assert counts["same"] >= sum(counts.values()) / 2, counts

@@ -1,4 +1,6 @@
-"""Random JSON schemas with fixed seeds, greedy and sampled: output of `generate` with the same processor, and valid."""
+"""Random JSON schemas at fixed seeds, greedy and sampled: output equals that of `generate` with the same processor, and
+is valid.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""In 16 bits a tree is rounded otherwise than one token at a time, and texts may part: only where the two best logits
-of plain decoding nearly tie, and a wrong mask does not pass for that.
+"""In 16 bits a forward pass over a tree rounds differently from passes over single tokens, so outputs may diverge, but
+only where the two best logits of plain decoding nearly tie. A wrong mask does not pass this check.
 
-Left out are routers that pick experts: where two experts nearly tie, rounding picks another one, and the logits jump.
-Here a mixture uses all of its experts.
+Routers that select experts are left out: where two experts nearly tie, rounding selects another one, and the logits
+jump. The mixture tested here uses all of its experts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from token_recycling.model.target import TreeInputs, masks
 
 NEW = 32
 TOLERANCE = {torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps, torch.float16: 16 * torch.finfo(torch.float16).eps}
-"""How far apart the two best logits may be where texts part: 0.125 and 0.016. The logits here go up to 8, where
-neighbouring numbers are 0.03 and 0.004 apart; half of all gaps are above 0.3.
+"""Largest difference between the two best logits where outputs diverge: 0.125 and 0.016. The logits here go up to 8,
+where neighboring numbers are 0.03 and 0.004 apart; half of all gaps are above 0.3.
 """
 CASES = [
     *(next(case for case in SUPPORTED if case.family == family) for family in ("llama", "qwen3", "gpt2", "bloom")),
@@ -32,9 +32,9 @@ CASES = [
 DTYPES = thinned([torch.bfloat16, torch.float16], every=2)
 
 
-def gaps_where_texts_part(model, prompts=4):
-    """Between the two best logits of plain decoding, as it computed them, where greedy texts after random prompts part;
-    plain and accelerated run in the same precision.
+def gaps_at_divergences(model, prompts=4):
+    """Return the gaps between the two best logits of plain decoding where greedy outputs after random prompts diverge.
+    Plain and accelerated calls run in the same precision.
     """
     found = []
     for seed in range(prompts):
@@ -53,26 +53,26 @@ def gaps_where_texts_part(model, prompts=4):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", thinned(CASES, ids=str))
-def test_texts_part_only_at_near_ties(case, dtype):
+def test_outputs_diverge_only_at_near_ties(case, dtype):
     model = architectures.model_of(case).to(dtype)
-    assert all(gap <= TOLERANCE[dtype] for gap in gaps_where_texts_part(model))
+    assert all(gap <= TOLERANCE[dtype] for gap in gaps_at_divergences(model))
 
 
 def masked(self, depths, length, visible):
-    """What is computed with this mask (1, 1, nodes, length + nodes), at the right positions."""
+    """Return the masks of the layers for this mask (1, 1, nodes, length + nodes), at the correct positions."""
     queries = depths[None] + length
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
     return masks(self._info.layers, visible, queries, keys, self._dtype)
 
 
 def all_before(self, depths, length):
-    """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
+    """Return the mask of a chain: nodes see all nodes before them, including those of other branches."""
     visible = torch.ones(len(depths), length + len(depths)).bool().tril(length)
     return masked(self, depths, length, visible[None, None])
 
 
 def parents_hidden(self, depths, length):
-    """A mask in which nodes see the text, the root and themselves, but no node between."""
+    """Return a mask in which nodes see the sequence, the root and themselves, but no node in between."""
     visible = torch.cat([torch.ones(len(depths), length), torch.eye(len(depths))], dim=1).bool()
     visible[:, length] = True
     return masked(self, depths, length, visible[None, None])
@@ -80,20 +80,20 @@ def parents_hidden(self, depths, length):
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_wrong_mask_is_no_matter_of_rounding(dtype, wrong, monkeypatch):
+def test_wrong_mask_exceeds_the_rounding_tolerance(dtype, wrong, monkeypatch):
     right = TreeInputs._masks
 
-    def behind_prompt(self, ancestors, depths, length):
+    def after_prompt(self, ancestors, depths, length):
         return wrong(self, depths, length) if length else right(self, ancestors, depths, length)
 
-    monkeypatch.setattr(TreeInputs, "_masks", behind_prompt)
+    monkeypatch.setattr(TreeInputs, "_masks", after_prompt)
     model = architectures.model_of(CASES[0]).to(dtype)
-    assert max(gaps_where_texts_part(model), default=0) > 2 * TOLERANCE[dtype]
+    assert max(gaps_at_divergences(model), default=0) > 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_decoding_computes_what_generate_does(dtype):
-    """Bit by bit: the pass over the prompt, and those over one token."""
+def test_plain_decoding_equals_generate_bit_by_bit(dtype):
+    """In the forward pass over the prompt and in those over one token."""
     model = tiny.llama(num_attention_heads=4, num_key_value_heads=2).to(dtype)
     asked = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True}
     for seed in range(3):
@@ -104,22 +104,22 @@ def test_plain_decoding_computes_what_generate_does(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_scores_of_a_batch_are_computed_in_32_bits_to_its_last_column(dtype):
-    """Also those of the padding after texts that have ended."""
+def test_scores_of_a_batch_are_float32_in_every_column(dtype):
+    """Including those of the padding after rows that have ended."""
     model = tiny.llama(seed=3).to(dtype)
     how = {"do_sample": True, "temperature": 0.7, "top_k": 0, "max_new_tokens": 16, "pad_token_id": 0}
     how |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     torch.manual_seed(1)
     output = tr.generate(model, **batch([5, 9, 3], 1), **how, eos_token_id=[*range(0, 60, 4)])
     columns = output.sequences[:, 9:]
-    assert (columns[:, -1] == 0).any(), "no text ended before another"
+    assert (columns[:, -1] == 0).any(), "no row ended before another"
     for scores, logits in zip(output.scores, output.logits, strict=True):
         assert scores.dtype == logits.dtype == torch.float32
         assert torch.equal(scores, logits / 0.7)
 
 
 @pytest.mark.parametrize(("family", "stored"), [("gpt2", torch.bfloat16), ("llama", torch.float8_e4m3fn)], ids=str)
-def test_layers_may_compute_in_another_type_than_their_weights_have(family, stored):
+def test_layers_can_compute_in_another_dtype_than_that_of_their_weights(family, stored):
     model, ids = model_of(named(family)), tiny.prompt(0, 9)
     attach_layerwise_casting_hooks(model, storage_dtype=stored, compute_dtype=torch.float32)
     wanted = model.generate(ids, max_new_tokens=24, do_sample=False)

@@ -1,4 +1,6 @@
-"""Inputs that plain `generate` takes or refuses: ours returns the same dtype, or raises the same error."""
+"""Inputs that plain `generate` accepts or rejects: accelerated calls return the same tokens in the same dtype, or raise
+the same error.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ IDS = tiny.prompt(0, 6)
 WAYS = [{}, {"do_sample": True}, {"eos_token_id": 3}, {"return_dict_in_generate": True}]
 
 
-def outcome(generate, ids, **arguments):
+def outcome(generate, input_ids, **arguments):
     torch.manual_seed(0)
     try:
-        output = generate(ids, max_new_tokens=4, pad_token_id=0, **arguments)
+        output = generate(input_ids, max_new_tokens=4, pad_token_id=0, **arguments)
     except Exception as error:
         return type(error), str(error)
     output = output if isinstance(output, torch.Tensor) else output.sequences
     return output.dtype, output.tolist()
+
+
+def assert_same_outcome(model, input_ids, **arguments):
+    """Assert that a call has the same outcome before and after `accelerate`, and return it."""
+    expected = outcome(model.generate, input_ids, **arguments)
+    assert outcome(tr.accelerate(model).generate, input_ids, **arguments) == expected
+    return expected
 
 
 INPUTS = {
@@ -42,21 +51,18 @@ INPUTS = {
 
 
 @pytest.mark.parametrize(("name", "arguments"), paired(INPUTS, WAYS))
-def test_what_plain_returns_or_raises(model, name, arguments):
-    expected = outcome(model.generate, INPUTS[name], **arguments)
-    assert outcome(tr.accelerate(model).generate, INPUTS[name], **arguments) == expected
+def test_inputs_return_or_raise_the_same_as_in_generate(model, name, arguments):
+    assert_same_outcome(model, INPUTS[name], **arguments)
 
 
-def test_int32_of_a_padded_batch(ending):
+def test_int32_ids_of_a_padded_batch(ending):
     inputs = batch([4, 9, 5], 1)
-    ids, others = inputs.pop("input_ids").int(), inputs
-    expected = outcome(ending.generate, ids, do_sample=False, **others)
-    assert outcome(tr.accelerate(ending).generate, ids, do_sample=False, **others) == expected
-    assert expected[0] == torch.int64
+    inputs["input_ids"] = inputs["input_ids"].int()
+    assert assert_same_outcome(ending, **inputs, do_sample=False)[0] == torch.int64
 
 
 @pytest.mark.parametrize("lengths", [[6], [300], [4, 9, 300]], ids=str)
-def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(lengths):
+def test_position_ids_that_do_not_count_tokens_fall_back(lengths):
     model = tiny.llama(max_position_embeddings=512)
     inputs = {**batch(lengths, 1), "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     usual = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -69,7 +75,7 @@ def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(len
 
 
 @pytest.mark.parametrize("spare", [0, 1, 7])
-def test_a_recorder_is_given_what_follows_a_padded_prompt(ending, spare):
+def test_recorder_receives_only_new_tokens_after_a_padded_prompt(ending, spare):
     recorder, inputs = StepRecorder(), {**batch([6], 0, spare=spare), "max_new_tokens": 12}
     wanted = ending.generate(**inputs)
     assert torch.equal(tr.generate(ending, **inputs, streamer=recorder), wanted)
@@ -77,24 +83,19 @@ def test_a_recorder_is_given_what_follows_a_padded_prompt(ending, spare):
 
 
 @pytest.mark.parametrize("positions", [torch.arange(6)[(None,) * axes] for axes in (0, 2, 3)])
-def test_positions_of_another_shape(model, positions):
-    expected = outcome(model.generate, IDS, position_ids=positions, do_sample=False)
-    assert outcome(tr.accelerate(model).generate, IDS, position_ids=positions, do_sample=False) == expected
+def test_position_ids_of_other_shapes(model, positions):
+    assert_same_outcome(model, IDS, position_ids=positions, do_sample=False)
 
 
 @pytest.mark.parametrize("kept", [torch.tensor([0]), torch.tensor([5]), torch.tensor([0, 2, 3]), -1, 0, 2])
-def test_places_of_logits(model, kept):
-    """Of a prompt: the first token may be chosen by another one than the last."""
-    expected = outcome(model.generate, IDS, logits_to_keep=kept, do_sample=False)
-    assert outcome(tr.accelerate(model).generate, IDS, logits_to_keep=kept, do_sample=False) == expected
+def test_logits_to_keep(model, kept):
+    """The first token may be chosen from logits at another position than the prompt's last."""
+    assert_same_outcome(model, IDS, logits_to_keep=kept, do_sample=False)
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 0], [0, 3], [0, 0]], ids=str)
-def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
-    inputs = batch(rows, 1, spare=2)
-    ids, others = inputs.pop("input_ids"), inputs
-    expected = outcome(ending.generate, ids, do_sample=False, **others)
-    assert outcome(tr.accelerate(ending).generate, ids, do_sample=False, **others) == expected
+def test_row_without_tokens_falls_back(ending, rows):
+    assert_same_outcome(ending, **batch(rows, 1, spare=2), do_sample=False)
     assert "padding must be on the left" in ending.acceleration.fallback
 
 
@@ -110,18 +111,19 @@ MASKS = {
 
 
 @pytest.mark.parametrize(("name", "rows"), paired(MASKS, [1, 2]))
-def test_a_mask_of_another_shape_than_the_tokens(name, rows):
+def test_attention_mask_of_another_shape_than_the_ids(name, rows):
     model, ids, mask = tiny.gpt2().eval(), tiny.prompt(3, 12).reshape(2, 6)[:rows], MASKS[name]
-    expected = outcome(model.generate, ids, attention_mask=mask, do_sample=False)
-    assert outcome(tr.accelerate(model).generate, ids, attention_mask=mask, do_sample=False) == expected
+    assert_same_outcome(model, ids, attention_mask=mask, do_sample=False)
 
 
 @pytest.mark.parametrize(
     ("cached", "new", "rows", "reason"),
     [(9, 3, 1, "all tokens"), (5, 12, 1, "count from 0"), (5, 12, 2, "count from 0")],
 )
-def test_new_tokens_alone_with_a_cache_are_left_to_generate(cached, new, rows, reason):
-    """It takes them, fewer or more than the cache holds, where the mask says that those of the cache are not given."""
+def test_new_tokens_without_the_cached_ones_fall_back(cached, new, rows, reason):
+    """`generate` accepts them, fewer or more than the cache holds, if the mask shows that the cached ones are not
+    given.
+    """
     mask, text = torch.ones(rows, cached + new).long(), tiny.prompt(3, 2 * (cached + new))
 
     def call(model):
@@ -134,7 +136,7 @@ def test_new_tokens_alone_with_a_cache_are_left_to_generate(cached, new, rows, r
     SideBySide(tiny.llama).assert_same(call, reason)
 
 
-def test_a_batch_without_rows_is_left_with_a_reason(model):
+def test_batch_without_rows_falls_back_with_a_reason(model):
     outcome(tr.accelerate(model).generate, IDS[:0])
     assert "at least one row" in model.acceleration.fallback
 
@@ -142,7 +144,7 @@ def test_a_batch_without_rows_is_left_with_a_reason(model):
 @pytest.mark.parametrize(
     "name", ["float", "no rows", "no tokens", "neither", "two rows", "a token without an embedding"]
 )
-def test_a_stream_refuses_what_is_no_prompt(model, name):
+def test_stream_rejects_invalid_prompts(model, name):
     further = {"two rows": IDS.repeat(2, 1), "a token without an embedding": torch.full((1, 3), 10**6)}
     ids = {**INPUTS, **further}[name]
     with pytest.raises(ValueError, match="1000000" if name in further and len(ids) == 1 else re.escape(f"{ids.dtype}")):

@@ -1,4 +1,4 @@
-"""Streams that are left half-consumed: nothing waits for them for ever, and each gives what it gives alone."""
+"""Half-consumed streams: no call waits for them forever, and each yields the same tokens as alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokens_of(steps):
 
 
 @pytest.mark.parametrize("case", chosen(DYNAMIC), ids=str)
-def test_streams_by_turns_give_what_each_gives_alone(case):
+def test_interleaved_streams_yield_the_same_tokens_as_alone(case):
     model = model_of(case)
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
     wanted = [alone(model, ids) for ids in prompts]
@@ -42,7 +42,7 @@ def test_streams_by_turns_give_what_each_gives_alone(case):
 
 @pytest.mark.parametrize("case", chosen(DYNAMIC), ids=str)
 def test_other_calls_within_a_stream(case):
-    """In this thread and in others, accelerated and plain, with longer and shorter texts."""
+    """In this thread and in another, accelerated and plain, with longer and shorter sequences."""
     model = model_of(case)
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
     wanted = [alone(model, ids) for ids in prompts]
@@ -58,7 +58,7 @@ def test_other_calls_within_a_stream(case):
     assert tokens_of(chained(steps, stream)) == wanted[0]
 
 
-def test_a_stream_that_is_dropped_leaves_the_model_as_it_was():
+def test_closed_stream_leaves_the_model_unchanged():
     model = model_of(DYNAMIC[-1])
     ids = tiny.prompt(0, 6, VOCABULARY)
     wanted = alone(model, ids)
@@ -68,8 +68,8 @@ def test_a_stream_that_is_dropped_leaves_the_model_as_it_was():
     assert model.generate(ids, max_new_tokens=NEW, do_sample=False)[0, 6:].tolist() == wanted
 
 
-def test_a_stream_in_captured_passes_blocks_nobody(model):
-    """Another call is refused at once, whichever thread makes it; once the stream is closed it is not."""
+def test_fast_stream_does_not_block_other_calls(model):
+    """Another fast call is rejected immediately in any thread, until the stream is closed."""
     ids = tiny.prompt(0, 6)
     wanted = model.generate(ids, max_new_tokens=8, do_sample=False)
 
@@ -90,7 +90,7 @@ def test_a_stream_in_captured_passes_blocks_nobody(model):
         assert torch.equal(pool.submit(call, fast=True).result(60), wanted)
 
 
-def test_calls_that_end_are_waited_for(model):
+def test_concurrent_fast_calls_wait_for_each_other(model):
     ids = tiny.prompt(0, 6)
     wanted = model.generate(ids, max_new_tokens=NEW, do_sample=False)
     with ThreadPoolExecutor(4) as pool:

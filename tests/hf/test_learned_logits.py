@@ -1,4 +1,5 @@
-"""Scores, logits and hidden states that are kept, returned and learned from are the model's, whatever reads them first.
+"""Scores, logits and hidden states that are returned and learned from are the model's, whatever code handles them
+first.
 
 References: the outputs of plain `generate`, and a forward pass of the model over every path of every draft.
 """
@@ -37,7 +38,7 @@ BATCHED = [name for name in ARGUMENTS if "place" not in name]
 
 
 class InPlace(LogitsProcessor):
-    """Writes into the scores that it is given, as processors of other libraries do, and gives them back."""
+    """Changes its scores in place and returns them, as processors of other libraries do."""
 
     def __call__(self, input_ids, scores):
         scores.mul_(0.5)
@@ -46,7 +47,7 @@ class InPlace(LogitsProcessor):
 
 
 def arguments_of(name, sample):
-    """New processors for each call, as a caller makes them."""
+    """Return arguments with new processors for each call."""
     found = {"max_new_tokens": NEW, "do_sample": sample, "pad_token_id": 0, **ARGUMENTS[name]}
     if "logits_processor" in found:
         found["logits_processor"] = LogitsProcessorList([InPlace()])
@@ -57,7 +58,7 @@ def arguments_of(name, sample):
 
 @dataclass
 class Watched(tr.Drafter):
-    """Keeps the sequences and steps that another drafter learns from, and reads hidden states."""
+    """Records the sequences and steps that another drafter learns from, and reads hidden states."""
 
     inner: tr.Drafter
     seen: list = field(default_factory=list)
@@ -74,7 +75,7 @@ class WatchedSequence(SequenceDrafter):
     def __init__(self, drafter, inner, prompt):
         super().__init__(drafter)
         self.inner, self.pass_cost = inner, inner.pass_cost
-        self.before, self.sources = prompt, {}  # of a first step without a draft
+        self.before, self.sources = prompt, {}  # for a first step without a draft
 
     def draft(self, context):
         draft = self.inner.draft(context)
@@ -95,8 +96,10 @@ def model():
     return tiny.llama(2, context=0.6, vocab_size=VOCABULARY)
 
 
-def assert_the_models(model, seen):
-    """That logits and states of every node of every step are those of its path, and that sources are as drawn."""
+def assert_steps_match(model, seen):
+    """Assert that logits and states of every node equal those of its path, and that sampled distributions are
+    unchanged.
+    """
     steps = [entry for entry in seen if len(entry) > 1]
     assert steps
     for before, step, sources in steps:
@@ -126,12 +129,12 @@ def test_scores_and_logits_of_one_sequence(model, name, sample):
         for one, other in zip(ours[kept], wanted[kept], strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
         assert len({one.data_ptr() for one in ours[kept]}) == NEW
-    assert_the_models(model, watched.seen)
+    assert_steps_match(model, watched.seen)
 
 
 @pytest.mark.parametrize(("name", "sample"), paired(BATCHED, [False, True]))
 def test_scores_and_logits_of_a_batch(model, name, sample):
-    """Rows of unequal lengths: each has those of a call of its own, and no other's."""
+    """Rows of different lengths: each has its own scores, logits and states."""
     prompts = [tiny.prompt(seed, length)[0] for seed, length in enumerate(LENGTHS)]
     inputs, arguments = padded(prompts), arguments_of(name, sample)
     plain = model.generate if not sample else lambda **how: tr.generate(model, drafter="plain", **how)
@@ -143,12 +146,12 @@ def test_scores_and_logits_of_a_batch(model, name, sample):
     for kept in ("scores", "logits"):
         for one, other in zip(ours[kept], wanted[kept], strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    assert_the_models(model, watched.seen)
-    assert_of_prompts(model, prompts, watched.seen)
+    assert_steps_match(model, watched.seen)
+    assert_prompt_states_match(model, prompts, watched.seen)
 
 
-def assert_of_prompts(model, prompts, seen):
-    """That the hidden states of prompts that were read are those of each prompt alone."""
+def assert_prompt_states_match(model, prompts, seen):
+    """Assert that the hidden states of prompts equal those of each prompt alone."""
     hidden = []
     for prompt in prompts:
         with torch.no_grad():
@@ -160,20 +163,20 @@ def assert_of_prompts(model, prompts, seen):
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
-def test_states_of_prompts_that_are_read_with_the_first_draft(family):
-    """As models with recurrent states read those of a batch."""
+def test_prompt_states_that_are_read_with_the_first_draft(family):
+    """Models with recurrent layers read the prompts of a batch this way."""
     skip_before(5, 14)
     hybrid = model_of(recurrent(family))
     prompts = [tiny.prompt(seed, length)[0] % VOCABULARY for seed, length in enumerate(LENGTHS)]
     watched = Watched(tr.make_drafter("plain"))
     tr.generate(hybrid, drafter=watched, **padded(prompts), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert_of_prompts(hybrid, prompts, watched.seen)
+    assert_prompt_states_match(hybrid, prompts, watched.seen)
 
 
 @pytest.mark.parametrize(("name", "mode"), paired(["plain", "warped", "in place"], ["sequence", "tree"]))
-def test_what_a_drafter_sampled_from_stays_as_it_was(model, name, mode):
+def test_distributions_that_a_drafter_samples_from_stay_unchanged(model, name, mode):
     watched = Watched(DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True))
     torch.manual_seed(0)
     tr.generate(model, tiny.prompt(1, 9), drafter=watched, **arguments_of(name, True))
     assert any(entry[2] for entry in watched.seen if len(entry) > 1)
-    assert_the_models(model, watched.seen)
+    assert_steps_match(model, watched.seen)

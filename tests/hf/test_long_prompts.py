@@ -1,7 +1,7 @@
-"""Prompts that are read in several pieces, alone, in batches of unequal lengths and behind a cached beginning.
+"""Prompts that are read in several pieces: alone, in batches of different lengths and after a cached prefix.
 
-The reference is plain `generate`: token ids, and the logits of every token, which show a piece that was written or
-masked at the wrong place even where the most probable token stays the same.
+The reference is plain `generate`: token ids, and the logits of every token, which reveal a piece that was written or
+masked at the wrong position even if the most probable token stays the same.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ class AllLogits(tiny.WithAllLogits, MistralForCausalLM):
 
 
 def models(family):
-    """A random model that reads long prompts, twice."""
+    """Return two equal random models for long prompts."""
     if family == "llama":
         return [tiny.llama(seed=5, max_position_embeddings=4096) for _ in range(2)]
     name, _, in_pieces = family.partition(", ")
@@ -60,7 +60,7 @@ def assert_same(outputs, reference):
 )
 @settings(max_examples=3)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=3), seed=st.integers(0, 99), fast=st.booleans())
-def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, lengths, seed, fast):
+def test_tokens_and_logits_after_long_prompts_equal_those_of_generate(family, lengths, seed, fast):
     model, accelerated = models(family)
     tr.accelerate(accelerated, fast=fast and "all logits" not in family)
     prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0] for row, length in enumerate(lengths)]
@@ -78,9 +78,9 @@ def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, leng
     seed=st.integers(0, 99),
     fast=st.booleans(),
 )
-def test_pieces_may_have_any_size(family, lengths, further, piece, seed, fast):
-    """Small ones begin near the end, where windows still show what is wrong with them. A second turn is read behind
-    what the cache holds of each row, and the first row alone by the decoding thread.
+def test_pieces_can_have_any_size(family, lengths, further, piece, seed, fast):
+    """Small pieces begin near the end, where windows still reveal their errors. A second turn is read after the cached
+    tokens of each row, and the first row alone by the decoding thread.
     """
     model, accelerated = models(family)
     tr.accelerate(accelerated, fast=fast)
@@ -108,7 +108,7 @@ def test_pieces_may_have_any_size(family, lengths, further, piece, seed, fast):
 
 @settings(max_examples=8)
 @given(cached=LENGTHS, further=LENGTHS, seed=st.integers(0, 99))
-def test_a_long_prompt_behind_a_cached_beginning_is_read_where_it_belongs(cached, further, seed):
+def test_long_prompt_after_a_cached_prefix(cached, further, seed):
     model, accelerated = models("llama")
     tr.accelerate(accelerated)
     prompt = tiny.prompt(seed, cached + further, VOCABULARY)
@@ -123,8 +123,8 @@ def test_a_long_prompt_behind_a_cached_beginning_is_read_where_it_belongs(cached
 
 @settings(max_examples=2)
 @given(seed=st.integers(0, 99), further=st.integers(1, 200))
-def test_a_batch_whose_rows_end_apart_goes_on_behind_its_cache(seed, further):
-    """The row that ended long before the other is padded in the cache; the next turn is read behind both."""
+def test_next_turn_of_a_batch_whose_rows_ended_at_different_lengths(seed, further):
+    """The row that ended long before the other is padded in the cache; the next turn is read after both."""
     model, accelerated = models("llama")
     tr.accelerate(accelerated)
     prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0] for row, length in enumerate((70, 3))]
@@ -145,8 +145,10 @@ def test_a_batch_whose_rows_end_apart_goes_on_behind_its_cache(seed, further):
 
 @settings(max_examples=4)
 @given(lengths=st.lists(LENGTHS, min_size=2, max_size=4), shared=st.integers(0, 900), seed=st.integers(0, 99))
-def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
-    """In pieces between others' steps, and from the prefix cache where they begin alike; another key's is not read."""
+def test_long_prompts_of_concurrent_and_repeated_calls(lengths, shared, seed):
+    """Prompts are read in pieces between steps of other calls, and shared prefixes come from the prefix cache of the
+    same key.
+    """
     model = tiny.llama(seed=5, context=1.0, max_position_embeddings=4096)
     beginning = tiny.prompt(seed, shared, VOCABULARY) if shared else torch.zeros(1, 0, dtype=torch.long)
     prompts = [
@@ -182,8 +184,8 @@ def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
 
 @settings(max_examples=5)
 @given(length=st.sampled_from([1, 9, 70]), after=st.integers(1, 12), together=st.booleans(), seed=st.integers(0, 99))
-def test_what_was_read_before_a_call_failed_is_read_where_it_belongs(length, after, together, seed):
-    """A criterion fails within a step of which several nodes of a tree are accepted."""
+def test_prefix_cache_after_a_failed_call(length, after, together, seed):
+    """A criterion fails within a step that accepts several nodes of a tree."""
     model, prompt = tiny.llama(seed=5, context=1.0, vocab_size=96), tiny.prompt(seed, length, VOCABULARY)
     how = {"max_new_tokens": 20, "do_sample": False}
     said = model.generate(prompt, **how)

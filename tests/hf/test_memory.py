@@ -1,4 +1,4 @@
-"""Memory of long prompts: logits are made in pieces, and capacity for keys and values grows in small steps."""
+"""Memory of long prompts: logits are computed in pieces, and capacity for keys and values grows in small steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from token_recycling.model.foreign import search
 from token_recycling.model.prefill import PIECE
 
 VOCABULARY = 331
-"""No other size in the model, so that tensors of logits are known by it."""
+"""No other dimension of the model has this size, so it identifies tensors of logits."""
 PROMPT = 1500
 
 
 class Rows(TorchDispatchMode):
-    """The most rows of logits that any tensor had."""
+    """Records the largest number of rows of a tensor of logits."""
 
     most = 0
 
@@ -46,7 +46,7 @@ def model():
 
 def most_rows(model, ids, drafter):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "code_around", lambda model: [])  # `Rows` may decide by what it has seen
+        patch.setattr(search, "code_around", lambda model: [])  # `Rows` keeps state, which would cause a fallback
         with Rows() as rows, tr.accelerated(model, drafter) as acceleration:
             model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=4, do_sample=False)
     assert acceleration.fallback is None
@@ -54,12 +54,12 @@ def most_rows(model, ids, drafter):
     return rows.most
 
 
-def test_logits_that_nobody_wants_are_not_made(model):
+def test_unneeded_logits_are_not_computed(model):
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1
 
 
-def test_a_model_that_gives_all_logits_reads_in_pieces(model):
+def test_model_without_logits_to_keep_reads_in_pieces(model):
     ids = tiny.prompt(0, PROMPT, VOCABULARY)
     other = WithoutOption(model.config).eval()
     other.load_state_dict(model.state_dict())
@@ -70,7 +70,7 @@ def test_a_model_that_gives_all_logits_reads_in_pieces(model):
 
 @pytest.mark.parametrize("length", thinned([700, 1], 2))
 def test_capacity_for_keys_and_values_grows_by_an_eighth(model, length):
-    """A buffer is made seldom, and is never far larger than what is in it."""
+    """Buffers are seldom reallocated, and never far larger than their contents."""
     cache, new, sizes = DynamicCache(config=model.config), 600, []
     ids = tiny.prompt(0, length, VOCABULARY)
     of_slot = model.config.num_key_value_heads * model.config.head_dim * 4 * 2

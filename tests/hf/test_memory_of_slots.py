@@ -1,4 +1,4 @@
-"""Bytes of keys and values during a call, next to those of plain `generate`."""
+"""Peak memory of keys and values during a call, compared with plain `generate`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import token_recycling as tr
 from token_recycling.model.graphs import support
 
 SIZE, HEADS = 20, 2
-"""Of keys and values: no other tensor has these last dimensions."""
+"""Dimensions of keys and values; no other tensor has both."""
 PROMPT, NEW, WINDOW = 1600, 24, 1024
-PREFIXES = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes that the storages of keys and values had at a time, whoever holds them."""
+    """Records the peak number of bytes in storages of keys and values, whatever object holds them."""
 
     def __init__(self):
         super().__init__()
@@ -61,22 +61,22 @@ def model_of(windows: str) -> torch.nn.Module:
 
 
 @cache
-def of_plain_generate(windows: str) -> tuple[torch.Tensor, int]:
-    """The output of plain `generate`, and the most bytes that it held."""
+def plain_output_and_peak(windows: str) -> tuple[torch.Tensor, int]:
+    """Return the output of plain `generate`, and its peak number of bytes."""
     with LiveBytes() as live:
-        output = model_of(windows).generate(tiny.prompt(0, PROMPT, 96), **PREFIXES)
+        output = model_of(windows).generate(tiny.prompt(0, PROMPT, 96), **GREEDY)
     return output, live.most
 
 
 @pytest.mark.parametrize(
     ("windows", "fast"), thinned((windows, fast) for windows in ("none", "all", "some") for fast in (False, True))
 )
-def test_at_no_time_a_call_holds_a_quarter_more_than_plain_generate(windows, fast, monkeypatch):
-    monkeypatch.setattr(support, "_by_surroundings", lambda device: None)  # of modes, such as this one that counts
-    wanted, most = of_plain_generate(windows)
+def test_peak_of_keys_and_values_is_at_most_a_quarter_above_generate(windows, fast, monkeypatch):
+    monkeypatch.setattr(support, "_by_surroundings", lambda device: None)  # which rejects modes, such as `LiveBytes`
+    wanted, most = plain_output_and_peak(windows)
     with LiveBytes() as live:
         ours = tr.generate(
-            model_of(windows), tiny.prompt(0, PROMPT, 96), drafter="recycling:tree=16", fast=fast, **PREFIXES
+            model_of(windows), tiny.prompt(0, PROMPT, 96), drafter="recycling:tree=16", fast=fast, **GREEDY
         )
     assert torch.equal(ours, wanted)
     assert live.most <= 1.25 * most

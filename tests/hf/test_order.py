@@ -1,5 +1,5 @@
-"""Code of users beside the model is called as `generate` calls it: each piece once a token, in the same order, and what
-one piece changes counts for the next.
+"""Processors, criteria and streamers are called as by `generate`: each once per token, in the same order, and each sees
+the changes of those before it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Streamer(BaseStreamer):
         self.do(-1)
 
 
-def goes_on(do: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
+def continuing(do: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
     return lambda ids, scores, **_: (do(ids), torch.zeros(len(ids), dtype=torch.bool))[1]
 
 
 def all_three(log: list[Any]) -> Code:
     return {
         "logits_processor": [lambda ids, scores: (log.append(("processor", ids.shape[1])), scores)[1]],
-        "stopping_criteria": [goes_on(lambda ids: log.append(("criterion", ids.shape[1])))],
+        "stopping_criteria": [continuing(lambda ids: log.append(("criterion", ids.shape[1])))],
         "streamer": Streamer(lambda token: log.append(("streamer", token))),
         "eos_token_id": [5, 11, 23, 41],
     }
 
 
-def a_criterion_that_asks_a_streamer(log: list[Any]) -> Code:
-    criterion = goes_on(lambda ids: None)
+def a_criterion_that_reads_a_streamer(log: list[Any]) -> Code:
+    criterion = continuing(lambda ids: None)
     streamer = Streamer(lambda token: None)
     return {
         "stopping_criteria": [lambda ids, scores: criterion(ids, scores) | (streamer.puts >= 8)],
@@ -63,7 +63,7 @@ def a_criterion_that_asks_a_streamer(log: list[Any]) -> Code:
     }
 
 
-def a_processor_that_asks_a_streamer(log: list[Any]) -> Code:
+def a_processor_that_reads_a_streamer(log: list[Any]) -> Code:
     streamer = Streamer(lambda token: None)
     return {"logits_processor": [lambda ids, scores: scores.roll(streamer.puts, 1)], "streamer": streamer}
 
@@ -76,7 +76,7 @@ def a_streamer_that_changes_a_penalty(log: list[Any]) -> Code:
 
 def a_criterion_that_changes_a_temperature(log: list[Any]) -> Code:
     warper = TemperatureLogitsWarper(1.0)
-    criterion = goes_on(lambda ids: setattr(warper, "temperature", 0.1 + ids.shape[1] % 3))
+    criterion = continuing(lambda ids: setattr(warper, "temperature", 0.1 + ids.shape[1] % 3))
     return {"logits_processor": [warper], "stopping_criteria": [criterion], "do_sample": True}
 
 
@@ -115,8 +115,8 @@ def ends(result: Callable[[torch.Tensor], Any], **more: Any) -> Callable[[list[A
 
 CASES: dict[str, Callable[[list[Any]], Code]] = {
     "all three": all_three,
-    "a criterion that asks a streamer": a_criterion_that_asks_a_streamer,
-    "a processor that asks a streamer": a_processor_that_asks_a_streamer,
+    "a criterion that reads a streamer": a_criterion_that_reads_a_streamer,
+    "a processor that reads a streamer": a_processor_that_reads_a_streamer,
     "a streamer that changes a penalty": a_streamer_that_changes_a_penalty,
     "a criterion that changes a temperature": a_criterion_that_changes_a_temperature,
     "a criterion that changes the ends": a_criterion_that_changes_the_ends,
@@ -138,7 +138,7 @@ CASES: dict[str, Callable[[list[Any]], Code]] = {
 
 
 def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
-    """The tokens of calls, or the class of their error, and what was logged; the later ones have drafts."""
+    """Return the tokens or the error class of three calls, and what was logged; later calls have drafts."""
     results: list[Any] = []
     for seed in itertools.repeat(1, 3):
         log: list[Any] = []
@@ -152,10 +152,10 @@ def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", thinned(CASES, 2))
-def test_code_beside_the_model_is_called_as_by_generate(name):
+def test_code_around_the_model_is_called_as_by_generate(name):
     SideBySide(tiny.llama).assert_same(lambda model: outcomes(model, CASES[name]))
 
 
-def test_a_processor_that_returns_nothing_is_named():
+def test_error_names_a_processor_that_returns_none():
     with pytest.raises(TypeError, match=r"NoneType from .*<lambda>"):
         tr.accelerate(tiny.llama()).generate(IDS, logits_processor=[lambda ids, scores: None], **GREEDY)

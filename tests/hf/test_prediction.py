@@ -1,4 +1,4 @@
-"""What is expected to follow: the text is the same whatever was predicted, in fewer steps where it was right."""
+"""The option `prediction`: it never changes the output, and saves steps if it is correct."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = 60
 
 
 @pytest.fixture
-def asked(model, monkeypatch):
+def arguments(model, monkeypatch):
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
     fix_work(monkeypatch)
     ids = torch.randint(0, 60, (1, 12), generator=torch.Generator().manual_seed(2))
@@ -27,52 +27,50 @@ def model():
     return tiny.llama()
 
 
-def said(model, asked, **more):
+def generated(model, arguments, **more):
     stats = Stats()
-    text = generate(model, stats=stats, **asked, **more)
-    return text[0, asked["input_ids"].shape[1] :].tolist(), stats
+    text = generate(model, stats=stats, **arguments, **more)
+    return text[0, arguments["input_ids"].shape[1] :].tolist(), stats
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "fuse:recycling+suffix"])
-def test_a_right_prediction_takes_few_steps(model, asked, drafter):
-    wanted = model.generate(**asked)[0, 12:].tolist()
-    plain, before = said(model, asked, drafter=drafter)
-    text, stats = said(model, asked, drafter=drafter, prediction=wanted)
+def test_correct_prediction_saves_steps(model, arguments, drafter):
+    wanted = model.generate(**arguments)[0, 12:].tolist()
+    plain, before = generated(model, arguments, drafter=drafter)
+    text, stats = generated(model, arguments, drafter=drafter, prediction=wanted)
     assert text == plain == wanted
     assert stats.steps <= 8 < before.steps
     assert stats.drafter_statistics["predicted_tokens"] == TOKENS
-    generate(model, stats=stats, drafter=drafter, prediction=wanted, **asked)
+    generate(model, stats=stats, drafter=drafter, prediction=wanted, **arguments)
     assert stats.drafter_statistics["predicted_tokens"] == 2 * TOKENS, "calls with one `Stats` add up"
     assert stats.tokens == 2 * TOKENS
     assert "predicted_tokens" not in before.drafter_statistics
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_wrong_prediction_changes_no_text(model, asked, sampled):
+def test_wrong_prediction_does_not_change_the_output(model, arguments, sampled):
     if sampled:
-        asked |= {"do_sample": True, "temperature": 1.0}
+        arguments |= {"do_sample": True, "temperature": 1.0}
     texts = []
     for prediction in (None, [3] * 50, list(range(60)), []):
         torch.manual_seed(5)
-        texts.append(said(model, asked, prediction=prediction)[0])
+        texts.append(generated(model, arguments, prediction=prediction)[0])
     assert texts == [texts[0]] * 4
 
 
-def test_a_prediction_that_is_a_text_is_that_of_its_tokens_alone(asked):
+def test_prediction_as_text_equals_that_of_its_token_ids(arguments):
     """Without the special token that begins a prompt."""
     tokenizer, model = tiny.beginning_tokenizer(), tiny.llama(vocab_size=300)
-    text = tokenizer.decode(model.generate(**asked)[0, 12:])
+    text = tokenizer.decode(model.generate(**arguments)[0, 12:])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    (_, stats), (_, of_ids) = (
-        said(model, asked, prediction=text, tokenizer=tokenizer),
-        said(model, asked, prediction=ids),
-    )
+    _, stats = generated(model, arguments, prediction=text, tokenizer=tokenizer)
+    _, of_ids = generated(model, arguments, prediction=ids)
     assert 0 < stats.drafter_statistics["predicted_tokens"] <= len(ids)
     assert (stats.steps, stats.drafter_statistics) == (of_ids.steps, of_ids.drafter_statistics)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"drafter": "lookahead", "prediction": [1]}, "lookahead"),
         ({"drafter": "recycling:suffix=false", "prediction": [1]}, "recycling"),
@@ -80,6 +78,6 @@ def test_a_prediction_that_is_a_text_is_that_of_its_tokens_alone(asked):
         ({"prediction": [1_000_000]}, "got 1000000"),
     ],
 )
-def test_what_a_prediction_needs(model, asked, given, said):
-    with pytest.raises(ValueError, match=said):
-        generate(model, **asked, **given)
+def test_unusable_prediction_is_rejected(model, arguments, given, message):
+    with pytest.raises(ValueError, match=message):
+        generate(model, **arguments, **given)

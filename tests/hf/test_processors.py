@@ -1,8 +1,8 @@
-"""Every logits processor of transformers that applies to text: the accelerated text is the plain one, and a processor
-is called with the text of its own node.
+"""Every logits processor of transformers for text: the accelerated output equals the plain one, and a processor
+receives the sequence of its own node.
 
-The classes are found in transformers, not listed here: a later version with a new one fails the first test until its
-`Way` is added below, or the reason why it does not apply.
+The classes are looked up in transformers, not listed here: a later release with a new one fails the first test until
+its `Way` is added below, or the reason why it does not apply.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ NEW = 20
 
 @dataclass(frozen=True)
 class Way:
-    """Arguments of `generate` with which a processor takes part."""
+    """Arguments of `generate` that activate a processor."""
 
     arguments: dict[str, Any]
     sampled: bool = False
-    """Whether `generate` leaves it out of greedy decoding."""
+    """Whether greedy decoding leaves it out."""
     batch: bool = True
-    """Whether it looks at each text of a batch alone, so that batches are accelerated."""
+    """Whether it treats the rows of a batch independently, so that batches are accelerated."""
     lengths: tuple[int, ...] = (9, 4, 1)
-    """Of the prompts of a batch."""
+    """Lengths of the prompts of a batch."""
 
 
 def balanced(_, ids):
-    """A grammar: tokens below 10 open a bracket, those from 10 to 19 close one, at most three are open, from the first
-    token on; all others may stand within brackets only.
+    """Return the tokens that a grammar allows. Tokens below 10 open a bracket, those from 10 to 19 close one, and at
+    most three are open; all others are allowed only within brackets.
     """
     opened = int((ids < 10).sum()) - int(((ids >= 10) & (ids < 20)).sum())
     return [
@@ -110,11 +110,11 @@ OTHERS = {
     *("DiaClassifierFreeGuidanceLogitsProcessor", "DiaEOSChannelFilterLogitsProcessor"),
     "DiaEOSDelayPatternLogitsProcessor",
 }
-"""Parts of Whisper, MusicGen, Bark and Dia, which are no decoder-only language models."""
+"""Processors of Whisper, MusicGen, Bark and Dia, which are no decoder-only language models."""
 RUNS = [(name, way) for name, ways in WAYS.items() for way in ways]
 
 
-def test_every_processor_of_transformers_is_here():
+def test_every_processor_of_transformers_is_listed():
     found = {
         name
         for name, value in vars(logits_process).items()
@@ -126,8 +126,8 @@ def test_every_processor_of_transformers_is_here():
 
 @pytest.fixture
 def watch(monkeypatch):
-    """Watches a class of processors; what it gives hands out the calls since the last time: the texts that each was
-    asked about, what it allowed, and whether it changed anything.
+    """Return a function that watches a class of processors. It returns a function that returns the calls since the last
+    time: the sequences, the allowed tokens, and whether scores were changed.
     """
 
     def watching(name):
@@ -149,9 +149,9 @@ def watch(monkeypatch):
         monkeypatch.setattr(kind, "__call__", call)
         return since
 
-    for module in ("hf.call", "model.foreign.bystanders"):  # which take the function by name, and would keep this one
+    for module in ("hf.call", "model.foreign.bystanders"):  # import the function by name: load them before the change
         importlib.import_module(f"token_recycling.{module}")
-    monkeypatch.setattr(origin, "is_own", lambda package: True)  # a method that watches changes nothing
+    monkeypatch.setattr(origin, "is_own", lambda package: True)  # the watching method changes nothing
     return watching
 
 
@@ -163,8 +163,10 @@ def model():
 
 
 @pytest.mark.parametrize(("name", "way"), thinned(RUNS, 2, ids=lambda run: run[0]))
-def test_one_text(name, way, model, watch):
-    """The plain text, greedy and with a seed, from one token on and from several; every question is the plain one."""
+def test_single_sequence(name, way, model, watch):
+    """Output and processor calls equal the plain ones, greedy and with a seed, after prompts of one and of several
+    tokens.
+    """
     since, changed, stats = watch(name), False, tr.Stats()
     for length in (1, 9):
         for sample in (False, True)[way.sampled :]:
@@ -184,10 +186,10 @@ def test_one_text(name, way, model, watch):
 
 
 @pytest.mark.parametrize(("name", "way"), thinned(RUNS, ids=lambda run: run[0]))
-def test_a_batch(name, way, model, watch):
-    """Greedy rows are plain rows, sampled ones those of the same seed without drafts. In every row the processor is
-    asked for the beginnings of that row, in order, and what it forbids is not said. Where it looks at several texts
-    together, the call is handed back.
+def test_batch(name, way, model, watch):
+    """Greedy rows equal plain rows; sampled ones equal those of the same seed without drafts. The processor receives
+    the prefixes of every row in order, and no token that it forbids is emitted. A processor that treats rows jointly
+    causes a fallback.
     """
     since = watch(name)
     width = max(way.lengths)
@@ -196,7 +198,7 @@ def test_a_batch(name, way, model, watch):
         arguments["negative_prompt_ids"] = NEGATIVE.expand(3, -1)
     inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in enumerate(way.lengths)])
     wanted, _ = tiny.seeded(model.generate, **inputs, **arguments)
-    if way.sampled and way.batch:  # each row has random numbers of its own, those of `generate` are shared
+    if way.sampled and way.batch:  # each row has its own random numbers; rows of `generate` share them
         wanted, _ = tiny.seeded(tr.generate, model, drafter="plain", **inputs, **arguments)
     since()
     drafter = Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])

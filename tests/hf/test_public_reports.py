@@ -1,6 +1,6 @@
-"""Calls of public reports about speculative decoding and `generate`, and others of their kind.
+"""Calls from public reports about speculative decoding and `generate`, and similar ones.
 
-Each case names the repository and number of a report. Its outcome, an error included, is that of plain `generate`.
+Each case names the repository and number of a report. Its outcome, including errors, equals that of plain `generate`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Report = Callable[[PreTrainedModel], Any]
 
 
 def call(ids: torch.Tensor = IDS, **arguments: Any) -> Report:
-    """Two equal calls with a seed: the second one is drafted from what the first one said."""
+    """Make two equal calls with a seed: the second one drafts from the output of the first."""
 
     def twice(model: PreTrainedModel) -> Any:
         outputs = []
@@ -60,7 +60,7 @@ def call(ids: torch.Tensor = IDS, **arguments: Any) -> Report:
 
 
 def cached(model: PreTrainedModel) -> DynamicCache:
-    """A cache that holds `IDS`."""
+    """Return a cache that holds `IDS`."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(IDS, past_key_values=cache, use_cache=True)
@@ -105,7 +105,7 @@ def settings(model: PreTrainedModel) -> Any:
 
 
 def iterated(model: PreTrainedModel) -> Any:
-    """Pieces of text, one a token, as some count them."""
+    """Return one piece of text per token, which some callers count."""
     streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
     model.generate(IDS, streamer=streamer, **GREEDY)
     return [*streamer]
@@ -128,7 +128,7 @@ def prompts_of(model: PreTrainedModel) -> Any:
 
 
 def counted(ids: torch.Tensor) -> Report:
-    """How often a criterion is asked beside one that ends the call."""
+    """Count the calls of a criterion next to one that ends the call."""
 
     def run(model: PreTrainedModel) -> Any:
         asked = [0]
@@ -190,7 +190,7 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#31965 several samples": call(**ONE_CHOICE, num_return_sequences=3, eos_token_id=ENDS),
     "unslothai/unsloth#4078 a padded batch": lambda model: model.generate(**batch([4, 9, 5], 1), **GREEDY),
     "QwenLM/Qwen3#814 padding on the right": call(attention_mask=RIGHT),
-    "QwenLM/Qwen3#814 padding that the tokens tell": call(IDS * RIGHT.flip(1)),
+    "QwenLM/Qwen3#814 padding inferred from the tokens": call(IDS * RIGHT.flip(1)),
     "huggingface/transformers#9150 scores": call(
         return_dict_in_generate=True, output_scores=True, output_logits=True, no_repeat_ngram_size=2
     ),
@@ -216,8 +216,8 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#31526 an answer that is no tensor": call(
         stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids))])
     ),
-    "huggingface/transformers#45384 criteria beside one that is met": counted(IDS),
-    "huggingface/transformers#45384 criteria beside one that is met, in a batch": counted(BOTH),
+    "huggingface/transformers#45384 criteria next to one that is met": counted(IDS),
+    "huggingface/transformers#45384 criteria next to one that is met, in a batch": counted(BOTH),
     "huggingface/transformers#47752 settings of the model": own_settings,
 }
 """The calls by report."""
@@ -226,7 +226,7 @@ ON_EVERY_FAMILY = (
     *("#30042", "#47912", "mamba#1040 a tokenizer", "#6718", "#4078", "#31965", "#9150", "#24841", "#20621", "#28"),
     *("#2434", "#40906"),
 )
-"""Parts of the names of reports that are tried on further families too."""
+"""Substrings of the reports that are tested with further families, too."""
 LEFT_TO_GENERATE = ("padding on the right", "without padding", "#40906", "#20621")
 FAMILIES = {
     "window": named("gemma3_text"),
@@ -251,7 +251,7 @@ def prototype(family: str) -> PreTrainedModel:
 
 
 def outcome(report: Report, model: PreTrainedModel) -> Any:
-    """What a report returns, with outputs as dictionaries without caches; or the error that it raises."""
+    """Return the result of a report, with outputs as lists without caches, or the error that it raises."""
     try:
         return comparable(report(model))
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -270,7 +270,7 @@ def comparable(value: Any) -> Any:
     ("report", "drafter"),
     thinned(product(REPORTS, ["recycling", "prompt_lookup", "lookahead"]), kept=lambda case: case[1] == "recycling"),
 )
-def test_a_reported_call_is_that_of_generate(report, drafter):
+def test_reported_call_matches_generate(report, drafter):
     compare(report, drafter, "llama")
 
 
@@ -281,12 +281,12 @@ def test_a_reported_call_is_that_of_generate(report, drafter):
         every=6,
     ),
 )
-def test_a_reported_call_is_that_of_generate_in_every_family(report, family):
+def test_reported_call_matches_generate_in_every_family(report, family):
     compare(report, "recycling", family)
 
 
 def compare(report: str, drafter: str, family: str) -> None:
-    # Of states alone `generate` makes a cache of its own.
+    # For models with recurrent layers only, `generate` makes its own cache.
     left = family != "recurrent" and any(part in report for part in LEFT_TO_GENERATE)
     both = SideBySide(lambda: copy.deepcopy(prototype(family)), drafter)
     both.assert_same(partial(outcome, REPORTS[report]), "" if left else None)
@@ -305,12 +305,12 @@ CHANGES: dict[str, tuple[Callable[[DynamicCache], Any], int]] = {
     "huggingface/transformers#41569 the contents of one": (DynamicCache, 1),
     "Comfy-Org/ComfyUI#14389 more sequences": (lambda cache: cache, 2),
 }
-"""What callers do with a cache between calls, and the number of sequences of the next call."""
+"""Changes that callers make to a cache between calls, and the number of sequences of the next call."""
 
 
 @pytest.mark.parametrize(("change", "family"), thinned(product(CHANGES, ["llama", "window", "experts"]), every=2))
-def test_a_cache_that_is_changed_between_calls_is_that_of_generate(family, change):
-    """The next call is by plain `generate` or ours, or a pass by hand; an error is one of the same kind."""
+def test_cache_changed_between_calls_matches_generate(family, change):
+    """The next call is plain or accelerated `generate`, or a manual forward pass. An error is one of the same kind."""
     changed, batch = CHANGES[change]
 
     def outcomes(first: PreTrainedModel, model: PreTrainedModel) -> Any:
@@ -340,8 +340,8 @@ def by_hand(ids: torch.Tensor, cache: Any, model: PreTrainedModel) -> torch.Tens
 
 @pytest.mark.parametrize("reset", [False, pytest.param(True, marks=needs(5, 18))])
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
-def test_a_cache_of_another_type_is_converted_as_by_generate(dtypes, reset):
-    """Of a model that was converted between calls, which are left to `generate` unless the cache was reset
+def test_cache_of_another_dtype_is_converted_as_by_generate(dtypes, reset):
+    """The model was converted between the calls. The second call falls back to `generate` unless the cache was reset
     (huggingface/transformers#48509).
     """
     outputs = []
@@ -357,9 +357,9 @@ def test_a_cache_of_another_type_is_converted_as_by_generate(dtypes, reset):
 
 
 @pytest.mark.parametrize(("ids", "family"), thinned(product([IDS[:, :1], IDS, BOTH], ["llama", "window"])))
-def test_a_drafted_token_whose_states_are_nan_changes_no_other(ids, family):
-    """As of an overflow in float16 (huggingface/transformers#25311): what is masked is multiplied by zero, which gives
-    NaN in every node of a pass, in that over the prompt too.
+def test_nan_states_of_a_drafted_token_do_not_affect_other_tokens(ids, family):
+    """Such as an overflow in float16 (huggingface/transformers#25311): masked values are multiplied by zero, which
+    gives NaN at every node of a forward pass, including the pass over the prompt.
     """
     model = copy.deepcopy(prototype(family))
     model.set_output_embeddings(copy.deepcopy(model.get_output_embeddings()))
@@ -371,9 +371,9 @@ def test_a_drafted_token_whose_states_are_nan_changes_no_other(ids, family):
 
 
 @pytest.mark.parametrize("family", ["llama", "window"])
-def test_shorter_rows_are_filled_with_tokens_of_their_own(family):
-    """Not with token 0, whose embedding may never have been set: what is masked is multiplied by zero, and NaN stays.
-    Two turns on one cache, whose rows end apart.
+def test_shorter_rows_are_filled_with_their_own_tokens(family):
+    """Not with token 0, whose embedding may never have been set: masked values are multiplied by zero, and NaN stays.
+    Two turns on one cache, whose rows end at different lengths.
     """
     model = copy.deepcopy(prototype(family))
     model.set_output_embeddings(copy.deepcopy(model.get_output_embeddings()))
@@ -416,7 +416,7 @@ def larger_where_one(own: Callable[..., Any]) -> Callable[..., Any]:
         ("gpt2", torch.nn.LayerNorm, "__call__", larger_where_one),
     ],
 )
-def test_a_method_that_is_replaced_in_a_base_between_calls_is_seen(family, holder, name, make, monkeypatch):
+def test_method_replaced_in_a_base_class_between_calls_falls_back(family, holder, name, make, monkeypatch):
     both = SideBySide(lambda: model_of(named(family)))
     both.assert_same(lambda model: model.generate(IDS, **GREEDY))
     monkeypatch.setattr(holder, name, make(getattr(holder, name)))
@@ -424,7 +424,7 @@ def test_a_method_that_is_replaced_in_a_base_between_calls_is_seen(family, holde
 
 
 @pytest.mark.parametrize("family", ["window", "hybrid"])
-def test_layers_in_another_order_are_left_to_generate(family):
+def test_reordered_layers_fall_back(family):
     """Layers that were removed or moved by hand, as in huggingface/transformers#30508 and peremartra/optipfair#20."""
     both = SideBySide(lambda: copy.deepcopy(prototype(family)))
     for layers in both.change(lambda model: model.base_model.layers):
@@ -433,8 +433,8 @@ def test_layers_in_another_order_are_left_to_generate(family):
 
 
 @pytest.mark.parametrize("family", ["jamba", "bamba", "lfm2"])
-def test_a_hybrid_without_its_attention_is_left_to_generate(family):
-    """Its layer is removed by hand, whose cache says how many tokens were read."""
+def test_hybrid_without_its_attention_layer_falls_back(family):
+    """The removed attention layer is the one whose cache counts the tokens."""
     model = model_of(next(case for case in RECURRENT if case.family == family))
     both = SideBySide(lambda: copy.deepcopy(model))
     layers = DynamicCache(config=model.config).layers

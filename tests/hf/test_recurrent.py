@@ -1,4 +1,4 @@
-"""Calls of models whose layers keep a state over the text: as `generate` answers them, with its cache at the end."""
+"""Calls of models with recurrent layers: output and final cache equal those of `generate`."""
 
 import copy
 import pickle
@@ -37,8 +37,8 @@ def prompts(lengths, seed=0):
     return padded([tiny.prompt(seed + row, length, 96)[0] for row, length in enumerate(lengths)])
 
 
-def same(model, drafter=DRAFTER, **arguments):
-    """Asserts that an accelerated call gives what a plain one does, the texts and the cache."""
+def assert_same_call(model, drafter=DRAFTER, **arguments):
+    """Assert that an accelerated call returns the same sequences and cache as a plain one."""
     arguments = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True, **arguments}
     wanted, stats = model.generate(**copy.deepcopy(arguments)), tr.Stats()
     ours = tr.generate(model, drafter=tr.make_drafter(drafter), stats=stats, **copy.deepcopy(arguments))
@@ -46,11 +46,11 @@ def same(model, drafter=DRAFTER, **arguments):
     assert torch.equal(ours.sequences, wanted.sequences)
     if "past_key_values" in wanted:  # mamba's output has none
         padding = (arguments["attention_mask"] == 0).sum(dim=1).tolist()
-        assert_same(ours.past_key_values, wanted.past_key_values, padding)
+        assert_same_states(ours.past_key_values, wanted.past_key_values, padding)
 
 
-def assert_same(ours, theirs, padding):
-    """The same states, and the same keys and values, but for those of padding."""
+def assert_same_states(ours, theirs, padding):
+    """Assert equal states, keys and values, except those of padding."""
     for one, other in zip(ours.layers, theirs.layers, strict=True):
         for states in ("conv_states", "recurrent_states"):
             pair = (getattr(layer, states, {}).values() for layer in (one, other))
@@ -61,13 +61,13 @@ def assert_same(ours, theirs, padding):
 
 
 @pytest.mark.parametrize("lengths", thinned([[12, 5, 9], [9], [1, 1], [1, 3]], every=2, ids=str))
-def test_texts_and_caches_are_those_of_generate(model, lengths):
-    same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
-    same(model, Garbage(), **prompts(lengths, seed=5))
+def test_outputs_and_caches_equal_those_of_generate(model, lengths):
+    assert_same_call(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
+    assert_same_call(model, Garbage(), **prompts(lengths, seed=5))
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
-def test_a_cache_that_was_pickled_or_copied_is_continued(family):
+def test_pickled_or_copied_cache_is_continued(family):
     plain, arguments = hybrid(family), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     accelerated, ids = tr.accelerate(copy.deepcopy(plain), DRAFTER), tiny.prompt(0, 9, 96)
     cache = DynamicCache(config=plain.config)
@@ -80,8 +80,8 @@ def test_a_cache_that_was_pickled_or_copied_is_continued(family):
             assert given.get_seq_length() == wanted.shape[1] - 1
 
 
-def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
-    """Nothing has been kept by then."""
+def test_row_that_ends_with_its_first_token_does_not_affect_others(model):
+    """No state has been committed by then."""
     inputs = prompts([5, 12, 9])
     first = model.generate(**inputs, max_new_tokens=1, do_sample=False, pad_token_id=0)[:, -1].tolist()
     for end in first:
@@ -89,8 +89,8 @@ def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
         assert torch.equal(tr.generate(model, drafter=DRAFTER, **arguments), model.generate(**arguments))
 
 
-def test_states_that_cannot_be_continued_are_refused():
-    """Of a family that does not read on, and of an unknown number of tokens."""
+def test_states_that_cannot_be_continued_are_rejected():
+    """Of a family that cannot extend cached states, and of an unknown number of tokens."""
     model = hybrid("jamba")
     cache = DynamicCache(config=model.config)
     list(tr.stream(model, tiny.prompt(0, 6, 96), DRAFTER, max_new_tokens=4, past_key_values=cache))
@@ -107,15 +107,15 @@ def test_every_drafter_drafts_for_a_hybrid(tmp_path):
     model, inputs = hybrid(), prompts([12])
     for name in tr.drafter_names():
         if name in ("layer_skip", "draft_model", "assistant", "specdec_pp", "mtp"):
-            continue  # these draft with a model, of which the next test tells, or layers that this family does not have
+            continue  # these need a draft model (see the next test) or layers that this family does not have
         folder = tmp_path / name
         folder.mkdir()
-        same(model, example(name, model, folder), **inputs)
+        assert_same_call(model, example(name, model, folder), **inputs)
 
 
-def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_round():
+def test_attention_only_model_drafts_for_a_hybrid_but_not_vice_versa():
     target, drafts = hybrid(), tiny.llama(vocab_size=96)
-    same(target, DraftModel(drafts), **prompts([12]))
+    assert_same_call(target, DraftModel(drafts), **prompts([12]))
     with pytest.raises(tr.UnsupportedModelError, match="cannot be the draft model"):
         tr.generate(drafts, tiny.prompt(0, 5, 96), drafter=DraftModel(target), max_new_tokens=4)
     with pytest.raises(tr.UnsupportedModelError, match="layers cannot be skipped"):
@@ -123,7 +123,7 @@ def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_rou
 
 
 @pytest.mark.nightly
-def test_a_compiled_hybrid_is_left_to_transformers():
+def test_compiled_hybrid_falls_back():
     model = tr.accelerate(hybrid("lfm2"), DRAFTER)
     model.generate(**prompts([5]), max_new_tokens=2)
     assert model.acceleration.fallback is None

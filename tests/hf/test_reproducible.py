@@ -1,4 +1,4 @@
-"""With `reproducible=True` nothing but the request decides what is drafted, so that passes are the same to the bit."""
+"""With `reproducible=True` drafts depend only on the request, so forward passes are equal to the bit."""
 
 import pytest
 import torch
@@ -11,26 +11,26 @@ from token_recycling.costs import OnlineCurve
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.target import Target
 
-BEGIN_ANEW = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recycling", "suffix"}
+REPRODUCIBLE = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recycling", "suffix"}
 """The drafters of the package that can be reproducible."""
 
 
 def drafted(model, ids, drafter, **options):
-    """Of every step the tree, its tokens, and the logits, to the bit."""
+    """Return the tree, its tokens and its logits, to the bit, of every step."""
     torch.manual_seed(1)
     steps = tr.stream(model, ids, drafter, max_new_tokens=16, **options)
     return [(step.draft.parents.tolist(), step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
+def test_drafts_do_not_depend_on_earlier_calls(model, name, tmp_path, monkeypatch):
     ids, made = tiny.prompt(0, 12).repeat(1, 2), example(name, model, tmp_path)
     if not made.traits.reproducible:
-        assert name not in BEGIN_ANEW
+        assert name not in REPRODUCIBLE
         with pytest.raises(ValueError, match="reproducible=True"):
             tr.make_drafter(made, reproducible=True)
         return
-    assert name in BEGIN_ANEW
+    assert name in REPRODUCIBLE
     drafter = tr.make_drafter(made, reproducible=True)
     first = drafted(model, ids, drafter)
     for seed in range(3):
@@ -41,8 +41,8 @@ def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
     assert drafted(tiny.llama(), ids, again) == first
 
 
-def test_what_came_before_decides_without(model):
-    """And a drafter begins with what it had learned when it was made reproducible."""
+def test_drafts_depend_on_earlier_calls_without_reproducible(model):
+    """A reproducible drafter begins with what it had learned when it was made reproducible."""
     ids, made = tiny.prompt(0, 12).repeat(1, 2), tr.make_drafter("recycling")
     untaught = drafted(model, ids, made)
     drafter = tr.make_drafter(made, reproducible=True)
@@ -51,7 +51,7 @@ def test_what_came_before_decides_without(model):
     assert drafted(model, ids, drafter) == taught
 
 
-def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
+def test_pass_times_are_neither_measured_nor_saved(model, monkeypatch):
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: pytest.fail("a pass was measured"))
     written = []
     monkeypatch.setattr("token_recycling.model.pass_times.write_facts", lambda path, found: written.append(path))
@@ -61,8 +61,8 @@ def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
     assert not [path for path in written if path.parent.name == "costs"]
 
 
-def test_a_streamer_changes_no_pass(model, monkeypatch):
-    """Of a long prompt, which is read alone where somebody waits for the first token."""
+def test_streamer_does_not_change_forward_passes(model, monkeypatch):
+    """Without the option a long prompt is read alone if a streamer waits for the first token."""
     tr.accelerate(model, reproducible=True)
     shapes, forward = [], Target.forward
 
@@ -82,6 +82,6 @@ def test_a_streamer_changes_no_pass(model, monkeypatch):
     assert len(shapes[0]) > 2
 
 
-def test_fast_steps_are_refused(model):
+def test_fast_and_reproducible_cannot_be_combined(model):
     with pytest.raises(tr.NoFastPathError, match="fast and reproducible"):
         tr.generate(model, tiny.prompt(0, 8), fast=True, reproducible=True, max_new_tokens=4, do_sample=False)

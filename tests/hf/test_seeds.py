@@ -1,4 +1,4 @@
-"""Random numbers of calls: equal seeded calls are equal whatever was drafted, batches included."""
+"""Random numbers of calls: equal calls at one seed return the same output whatever is drafted, in batches too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ids_of(output):
 
 @pytest.fixture
 def drafters(model):
-    """Of several kinds; each learns from call to call, so that hardly two calls draft alike."""
+    """Drafters of several kinds. Each learns from call to call, so calls hardly ever draft alike."""
     return [
         *(tr.make_drafter(f"recycling:tree={size}") for size in ("auto", 40)),
         *map(tr.make_drafter, ("plain", "published")),
@@ -49,7 +49,7 @@ def drafters(model):
 
 
 @pytest.mark.parametrize("name", thinned(CALLS, kept=("padded prompts that end early", "penalties").__contains__))
-def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
+def test_seeded_output_does_not_depend_on_drafts(model, drafters, name):
     texts = {}
     for turn, drafter in enumerate([*drafters, *drafters[:2]]):
         seed = turn // len(drafters)
@@ -62,7 +62,7 @@ def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
 @pytest.mark.parametrize(
     ("name", "drafter"), paired(["prompts", "padded prompts that end early"], ["recycling", "draft_model"])
 )
-def test_greedy_calls_of_several_prompts_take_no_numbers(model, name, drafter):
+def test_greedy_batches_use_no_random_numbers(model, name, drafter):
     arguments = {**CALLS[name], "do_sample": False, "temperature": None}
     drafter = DraftModel(tiny.related(model), nodes=6, sampled=True) if drafter == "draft_model" else drafter
     before = torch.get_rng_state()
@@ -70,7 +70,7 @@ def test_greedy_calls_of_several_prompts_take_no_numbers(model, name, drafter):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_next_call_takes_other_numbers(model):
+def test_next_call_uses_other_random_numbers(model):
     torch.manual_seed(0)
     first, second = (tr.generate(model, **CALLS["prompts"]) for _ in range(2))
     assert not torch.equal(first, second)
@@ -84,7 +84,7 @@ def test_sequences_of_one_prompt_differ(model):
 
 @dataclass
 class Recording(Drafter):
-    """Keeps the random numbers that each of its drafts takes, a few more with every one."""
+    """Records the random numbers that each of its drafts uses; their count varies."""
 
     numbers: list[list[float]] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ class Recording(Drafter):
         return Draft.chain(context.root)
 
 
-def test_numbers_of_drafts_are_no_numbers_of_the_target(model):
+def test_drafts_do_not_use_random_numbers_of_the_target(model):
     arguments, drafter = {"input_ids": tiny.prompt(0, 6), **SAMPLING}, Recording()
     plain, after = tiny.seeded(model.generate, **arguments)
     ours, state = tiny.seeded(tr.generate, model, drafter=drafter, **arguments)
@@ -110,7 +110,7 @@ def test_numbers_of_drafts_are_no_numbers_of_the_target(model):
 
 @pytest.mark.parametrize("name", thinned(CALLS, 2))
 def test_no_random_number_of_drafts_is_used_twice(model, name):
-    """Of one seed: in no step, row or call that follows."""
+    """Not in any later step, row or call after one seed."""
     drafter = Recording()
     torch.manual_seed(5)
     for _ in range(3):
@@ -120,8 +120,8 @@ def test_no_random_number_of_drafts_is_used_twice(model, name):
     assert len(set(numbers)) == len(numbers)
 
 
-def test_drafts_of_one_sequence_take_their_numbers_in_a_row(model):
-    """None is skipped, and none is another sequence's: they are those of one generator, in order."""
+def test_drafts_of_one_sequence_use_consecutive_random_numbers(model):
+    """They come from one generator in order: none is skipped, and none is another sequence's."""
     drafters = [Recording(), Recording()]
     for drafter in drafters:
         torch.manual_seed(5)
@@ -130,7 +130,7 @@ def test_drafts_of_one_sequence_take_their_numbers_in_a_row(model):
 
     @dataclass
     class AtOnce(Recording):
-        """Takes all of its numbers with its first draft."""
+        """Uses all of its numbers in its first draft."""
 
         def draft(self, context):
             count = sum(map(len, drafters[0].numbers)) if not self.numbers else 0
@@ -144,8 +144,8 @@ def test_drafts_of_one_sequence_take_their_numbers_in_a_row(model):
 
 
 @pytest.mark.parametrize("mode", thinned(["tree", "sequence"], 2))
-def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
-    """Whoever else takes random numbers, and whatever else is in the batch."""
+def test_seeds_of_the_decoding_thread_with_sampled_drafts(model, mode):
+    """Neither other users of random numbers nor the rest of the batch change the outputs."""
     drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
     how = {"input_ids": tiny.prompt(0, 6), **SAMPLING}
     thread = DecodingThread(model)
@@ -153,7 +153,7 @@ def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
         alone = [thread.model(drafter, seed).generate(**how).tolist() for seed in range(4)]
         assert len(set(map(str, alone))) == 4
         for _ in range(3):
-            torch.rand(1)  # nobody's numbers
+            torch.rand(1)  # unrelated random numbers
             with ThreadPoolExecutor(4) as calls:
                 views = [thread.model(drafter, seed) for seed in range(4)]
                 together = list(calls.map(lambda view: view.generate(**how).tolist(), views))
@@ -165,18 +165,18 @@ def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
 @pytest.mark.parametrize(
     ("name", "mode"), thinned(product(["return sequences", "padded prompts that end early"], ["sequence", "tree"]))
 )
-def test_equal_calls_with_sampled_drafts_are_equal(model, name, mode):
+def test_seeded_output_with_sampled_drafts_is_repeatable(model, name, mode):
     drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
     first, *others = (tiny.seeded(tr.generate, model, drafter=drafter, **CALLS[name])[0] for _ in range(3))
     assert all(torch.equal(text, first) for text in others)
 
 
-def test_a_seed_of_the_decoding_thread_holds_for_several_sequences(model):
+def test_seed_of_the_decoding_thread_with_several_sequences(model):
     model.generation_config.pad_token_id = 0
     thread, texts = DecodingThread(model), []
     try:
         for size in ("auto", 2, 30) * 2:
-            torch.rand(1)  # nobody's numbers
+            torch.rand(1)  # unrelated random numbers
             drafter = tr.make_drafter(f"recycling:tree={size}")
             texts.append(thread.model(drafter, 7).generate(**CALLS["return sequences"]))
     finally:

@@ -1,7 +1,7 @@
-"""Every way in which a text ends: evaluated once a token, so that text and number of tokens are those of `generate`.
+"""Every stopping condition: it is evaluated once per token, so output and number of tokens equal those of `generate`.
 
-The drafts go on past the end, along what the model would have said there, so that most texts end in the middle of an
-accepted path. The classes of criteria are found in transformers: a later version with a new one fails the first test.
+Drafts continue past the end with the model's own tokens, so most outputs end in the middle of an accepted path. The
+classes of criteria are looked up in transformers: a later release with a new one fails the first test.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import token_recycling as tr
 
 NEW = 32
 PLACES = range(0, NEW, 4)
-"""Where texts end."""
+"""Positions at which outputs end."""
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
 LOGITS = {"return_dict_in_generate": True, "output_logits": True}
 TESTED = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
 
 
-def test_every_criterion_of_transformers_is_here():
+def test_every_criterion_of_transformers_is_listed():
     found = {
         name
         for name, value in vars(stopping_criteria).items()
         if isinstance(value, type) and issubclass(value, StoppingCriteria) and value is not StoppingCriteria
     }
-    assert found == TESTED, "test what is new, remove what is gone"
+    assert found == TESTED, "test new criteria, remove missing ones"
 
 
 @dataclass
@@ -57,19 +57,19 @@ def writer():
 
 @pytest.fixture(scope="module")
 def readable(tokenizer):
-    """Arguments that leave tokens of printable characters only."""
+    """Arguments that suppress all tokens except printable characters."""
     texts = [tokenizer.decode([token]) for token in range(300)]
     others = [token for token, text in enumerate(texts) if not (text.isascii() and text.isprintable() and text)]
     return {"suppress_tokens": others}
 
 
 def endless(model, ids, **arguments):
-    """What the model says where nothing ends it."""
+    """Return the output of the model without a stopping condition."""
     return model.generate(ids, max_new_tokens=NEW + 12, **arguments)
 
 
 def ended(model, ids, following, **arguments):
-    """The accelerated text, after it was found to be the plain one, with a state of the generator to match."""
+    """Return the accelerated output, after asserting that it and the generator's state equal the plain ones."""
     drafter, stats = PastTheEnd(following), tr.Stats()
     wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
     ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
@@ -81,7 +81,7 @@ def ended(model, ids, following, **arguments):
     return ours, drafter
 
 
-def test_lengths(writer):
+def test_length_limits(writer):
     ids = tiny.prompt(4, 6, 300)
     following = endless(writer, ids)
     for length in range(1, 13, 2):
@@ -93,8 +93,8 @@ def test_lengths(writer):
 
 
 @pytest.mark.parametrize("sample", [False, True])
-def test_ends_of_sequence(writer, sample):
-    """Tokens of a text as its end, alone and among others; tokens of the prompt alone end nothing."""
+def test_end_of_sequence_tokens(writer, sample):
+    """Output tokens as end tokens, alone and among others. Tokens that only the prompt contains end nothing."""
     ids = tiny.prompt(5, 7, 300)
     sampling = {"do_sample": sample}
     torch.manual_seed(0)
@@ -114,7 +114,7 @@ def test_ends_of_sequence(writer, sample):
 
 
 def test_stop_strings_across_tokens(writer, tokenizer, readable):
-    """Pieces of the text from within one token into within another one, one to four tokens on."""
+    """Stop strings that begin within one token and end within another, one to four tokens later."""
     ids = tiny.prompt(6, 5, 300)
     following = endless(writer, ids, **readable)
     tokens = [tokenizer.decode([token]) for token in following[0, 5 : 5 + NEW].tolist()]
@@ -132,8 +132,8 @@ def test_stop_strings_across_tokens(writer, tokenizer, readable):
     assert max(map(len, tokens)) > 1, "some stop strings end within a token"
 
 
-def test_time(writer, monkeypatch):
-    """A clock that goes on by a second whenever a criterion looks at it: once a token."""
+def test_time_limit(writer, monkeypatch):
+    """The clock advances by a second per query, which is once per token."""
     ids = tiny.prompt(7, 4, 300)
     following = endless(writer, ids)
     cut = 0
@@ -146,8 +146,8 @@ def test_time(writer, monkeypatch):
     assert cut > 2
 
 
-def test_time_ends_all_rows_of_a_batch_at_once(writer, monkeypatch):
-    """However far each is, in the column where it is over for plain `generate`."""
+def test_time_limit_ends_all_rows_of_a_batch_in_the_same_column(writer, monkeypatch):
+    """In the same column as in plain `generate`, however far each row is."""
     lengths, width = (6, 2, 9), 9
     inputs = padded([tiny.prompt(seed, length, 300)[0] for seed, length in enumerate(lengths)])
     following = writer.generate(**inputs, max_new_tokens=NEW + 12)
@@ -162,8 +162,8 @@ def test_time_ends_all_rows_of_a_batch_at_once(writer, monkeypatch):
         assert torch.equal(*outputs)
 
 
-def test_confidence(writer):
-    """Reads the scores, which must be there for the newest token and all before it."""
+def test_confidence_criterion(writer):
+    """The criterion reads scores, which must include those of the newest token and all earlier ones."""
     cut, lengths = 0, set()
     for seed in range(6):
         ids = tiny.prompt(seed, 4, 300)
@@ -176,8 +176,8 @@ def test_confidence(writer):
     assert len(lengths) > 2
 
 
-def test_rows_of_a_batch_end_on_their_own(writer, tokenizer, readable):
-    """Ends, stop strings across tokens, lengths and no time at all, each by the texts of every row in turn."""
+def test_rows_of_a_batch_end_independently(writer, tokenizer, readable):
+    """End tokens, stop strings across tokens, length limits and an expired time limit, taken from every row in turn."""
     lengths, width = (6, 2, 9, 4), 9
     prompts = [tiny.prompt(seed, length, 300)[0] for seed, length in enumerate(lengths)]
     inputs = {**padded(prompts), **readable}
@@ -200,7 +200,7 @@ def test_rows_of_a_batch_end_on_their_own(writer, tokenizer, readable):
     assert len(ends) > 5
 
 
-def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer):
+def test_criteria_that_may_read_scores_of_a_batch_fall_back(writer):
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
     stopping = {"eos_token_id": 299, "stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(0.01)])}
     with tr.accelerated(writer) as acceleration:
@@ -209,8 +209,8 @@ def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer):
 
 
 @pytest.mark.parametrize("ends", [{}, {"eos_token_id": 299}], ids=["together", "each"])
-def test_logits_of_a_batch_end_where_a_criterion_of_the_caller_ends_it(writer, ends):
-    """Also of tokens that were accepted before it saw the other rows."""
+def test_logits_of_a_batch_end_where_a_custom_criterion_ends_it(writer, ends):
+    """Including logits of tokens that were accepted before it saw the other rows."""
 
     class Columns(StoppingCriteria):
         def __call__(self, ids, scores, **kwargs):
@@ -230,8 +230,8 @@ def test_logits_of_a_batch_end_where_a_criterion_of_the_caller_ends_it(writer, e
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_a_text_beyond_the_positions_of_the_model_is_told_as_by_generate(prompts, monkeypatch):
-    """transformers warns once of a text that is longer than the model was made for."""
+def test_warning_beyond_the_position_limit_equals_that_of_generate(prompts, monkeypatch):
+    """transformers warns once about sequences longer than the model supports."""
     told: list[list[str]] = [[], []]
     for said, make in zip(told, (lambda model: model, tr.accelerate), strict=True):
         monkeypatch.setattr(stopping_criteria.logger, "warning_once", said.append)
@@ -245,8 +245,8 @@ def test_a_text_beyond_the_positions_of_the_model_is_told_as_by_generate(prompts
 
 
 @pytest.mark.parametrize("limits", [[], [type("Limit", (stopping_criteria.MaxLengthCriteria,), {})(12)]], ids=len)
-def test_a_call_that_nothing_of_transformers_limits_in_length(counting, limits):
-    """Its last criterion is one of ends, by a `_get_stopping_criteria` of the caller's: plain `generate` takes it."""
+def test_call_without_a_length_criterion_falls_back(counting, limits):
+    """The caller's `_get_stopping_criteria` has an end-token criterion last, which plain `generate` accepts."""
     own = StoppingCriteriaList([*limits, stopping_criteria.EosTokenCriteria(torch.tensor([9]))])
     counting._get_stopping_criteria = lambda *args, **others: own
     how = {"do_sample": False, "pad_token_id": 0, "eos_token_id": 9}

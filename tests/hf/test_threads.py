@@ -1,4 +1,4 @@
-"""Calls in several threads on one model and one drafter: each text is the one that `generate` gives alone."""
+"""Concurrent calls in several threads on one model and one drafter: each output equals that of `generate` alone."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("switching_often")
 THREADS, CALLS, NEW = 3, 6, 16
 
 
-def at_once(calls):
-    """What the calls return, begun together in as many threads as there are, again and again."""
+def concurrently(calls):
+    """Return the results of calls that run in `THREADS` threads, which start simultaneously."""
     begin = threading.Barrier(THREADS)
 
     def some(first):
@@ -39,17 +39,17 @@ def prompts(model):
     return [tiny.prompt(seed, 3 + 2 * seed, size).repeat(1, 2) for seed in range(CALLS)]
 
 
-def asked(ids):
+def arguments(ids):
     return {"input_ids": ids, "max_new_tokens": NEW}
 
 
 @pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "draft_model").__contains__))
-def test_texts_are_those_of_calls_one_after_another(model, name, tmp_path):
-    wanted = [model.generate(**asked(ids)) for ids in prompts(model)]
+def test_concurrent_outputs_equal_those_of_generate(model, name, tmp_path):
+    wanted = [model.generate(**arguments(ids)) for ids in prompts(model)]
     config = model.config.to_dict()
     tr.accelerate(model, example(name, model, tmp_path))
     try:
-        found = at_once([lambda ids=ids: model.generate(**asked(ids)) for ids in prompts(model)])
+        found = concurrently([lambda ids=ids: model.generate(**arguments(ids)) for ids in prompts(model)])
         assert model.acceleration.total.tokens == CALLS * NEW
     finally:
         tr.decelerate(model)
@@ -58,8 +58,8 @@ def test_texts_are_those_of_calls_one_after_another(model, name, tmp_path):
     assert model.config.to_dict() == config
 
 
-def test_other_surfaces_and_plain_passes_among_them(model):
-    """Batches, streams, single calls and bare forward passes, on one drafter."""
+def test_concurrent_calls_of_different_surfaces(model):
+    """Batches, streams, single calls and bare forward passes, with one drafter."""
     drafter, ids = tr.make_drafter("recycling"), prompts(model)
     inputs = batch([4, 9, 5], 1)
     wanted_batch, wanted = (
@@ -84,7 +84,7 @@ def test_other_surfaces_and_plain_passes_among_them(model):
         lambda: tr.generate(model, ids[0], drafter=drafter, max_new_tokens=NEW),
     ]
     expected = [wanted_batch, wanted, logits, logits, wanted]
-    for ours, theirs in zip(at_once(calls), expected, strict=True):
+    for ours, theirs in zip(concurrently(calls), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0 if ours.dtype == torch.int64 else 1e-6)
 
 
@@ -98,18 +98,18 @@ def test_other_surfaces_and_plain_passes_among_them(model):
     ],
     ids=str,
 )
-def test_models_whose_passes_change_them_decode_one_text_at_a_time(case):
-    """All prompts are shorter than the border, so that each text begins as the model was loaded."""
+def test_models_changed_by_forward_passes_decode_one_sequence_at_a_time(case):
+    """All prompts are shorter than the length threshold, so every call begins with the model as loaded."""
     calls = [tiny.prompt(seed, 5 + 4 * seed, architectures.VOCABULARY) for seed in range(CALLS)]
     wanted = [architectures.model_of(case).generate(ids, max_new_tokens=NEW) for ids in calls]
     model = tr.accelerate(architectures.model_of(case))
-    found = at_once([lambda ids=ids: model.generate(ids, max_new_tokens=NEW) for ids in calls])
+    found = concurrently([lambda ids=ids: model.generate(ids, max_new_tokens=NEW) for ids in calls])
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_a_first_pass_of_a_hybrid_within_the_first_of_another_thread():
-    """Where a layer that keeps a state ends is found in its first pass over a tree, here of both calls at once."""
+def test_first_passes_of_a_hybrid_in_two_threads():
+    """The modules of a recurrent layer are found in its first pass over a tree, here in both calls simultaneously."""
     model, ids = architectures.model_of(recurrent("qwen3_5_text")), tiny.prompt(0, 5, architectures.VOCABULARY)
     wanted, others, texts = model.generate(ids, max_new_tokens=NEW), [], []
 

@@ -1,4 +1,6 @@
-"""Text that a model writes from nothing: what it teaches is kept, and drafters begin with it."""
+"""Warming: a drafter learns from text that the model generates without a prompt, and other drafters start from the
+saved state.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def warmed(model, tokenizer, **how):
     return drafter, tr.warm(model, tokenizer, drafter, minutes=0.001, **how)
 
 
-def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
+def test_warmed_drafter_starts_from_the_saved_state(loaded):
     model, before = loaded.model, torch.get_rng_state()
     taught, found = warmed(model, loaded.tokenizer)
     assert torch.equal(torch.get_rng_state(), before)
@@ -33,13 +35,13 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
     matrix = drafter.prepare(Target(model))
     np.testing.assert_array_equal(matrix.candidates, taught.matrix.candidates)
     np.testing.assert_array_equal(matrix.calibration, taught.matrix.calibration)
-    assert not len(taught.matrix.history), "its texts are no earlier outputs unless asked"
+    assert not len(taught.matrix.history), "its outputs enter the history only on request"
     text = tr.generate(model, ids, drafter=drafter, max_new_tokens=40, do_sample=False)
     assert text.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
 
 
-def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch, tmp_path):
-    """Its texts are earlier outputs here, in a file of the caller's."""
+def test_chat_model_generates_questions_and_answers(loaded, monkeypatch, tmp_path):
+    """Its outputs enter the history here, and the caller chooses the file."""
     monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE, raising=False)
     calls, generate = [], type(loaded.model).generate
 
@@ -58,7 +60,7 @@ def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch, tmp_path):
     assert all(row[-len(end) :] == end for row in answered)
 
 
-def test_what_is_refused(model, loaded):
+def test_invalid_calls_are_rejected(model, loaded):
     with pytest.raises(ValueError, match=r"not warmed .* run `token-recycling warm"):
         tr.generate(model, tiny.prompt(0, 9), drafter="recycling:warmed=true", max_new_tokens=3)
     for minutes, drafter in ((0, "recycling"), (1, "suffix")):
@@ -73,7 +75,7 @@ UNBATCHED = [
 
 
 @pytest.mark.parametrize("case", UNBATCHED, ids=str)
-def test_a_family_that_decodes_no_batches_is_warmed_one_text_at_a_time(case, tmp_path):
+def test_family_without_batches_is_warmed_one_sequence_at_a_time(case, tmp_path):
     model, drafter = architectures.model_of(case), tr.make_drafter("recycling")
     assert tr.check(model).why_not_batch is not None
     found = tr.warm(model, tiny.tokenizer(), drafter, minutes=0.001, output=tmp_path / "own.matrix")
@@ -81,8 +83,8 @@ def test_a_family_that_decodes_no_batches_is_warmed_one_text_at_a_time(case, tmp
     assert drafter.matrix.candidates.any()
 
 
-def test_nothing_is_saved_where_nothing_was_learned(loaded, tmp_path, monkeypatch):
-    """Such as with a model whose calls are all left to transformers, or that only ends its texts."""
+def test_nothing_is_saved_if_nothing_was_learned(loaded, tmp_path, monkeypatch):
+    """As with a model whose calls all fall back to transformers, or that ends every output immediately."""
     file = tmp_path / "own.matrix"
     with monkeypatch.context() as patched:
         patched.setattr(loaded.model.generation_config, "use_cache", False)
