@@ -9,6 +9,8 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import attention_settings
+from support.side_by_side import SideBySide
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import token_recycling as tr
 
@@ -20,6 +22,19 @@ def grouped_llama(attention):
     model = tiny.llama(**GROUPED)
     model.set_attn_implementation(attention)
     return model
+
+
+@pytest.mark.parametrize(
+    ("kernels", "left"),
+    [(SDPBackend.FLASH_ATTENTION, True), ([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], False)],
+)
+def test_flash_attention_alone_has_no_masks_on_cuda(kernels, left, monkeypatch):
+    """Each call is on a CPU, whose kernels all support masks."""
+    both = SideBySide(lambda: grouped_llama("sdpa"))
+    if left:
+        monkeypatch.setattr(both.accelerated.acceleration.target, "device", torch.device("cuda"))
+    with sdpa_kernel(kernels):
+        both.assert_same(lambda model: model.generate(tiny.prompt(0, 9), **NEW), "sdpa_kernel" if left else None)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -154,6 +154,9 @@ class GenerateCall:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters()):
             return "gradients are unsupported; call generate() under torch.no_grad()"
+        by_kernels = self.target.device.type == "cuda" and self.target.info.attention == "sdpa"
+        if by_kernels and not _a_kernel_takes_masks():
+            return "attention is limited to kernels without masks (sdpa_kernel); enable EFFICIENT_ATTENTION or MATH too"
         if self.pads and self.padding_token is None:
             return "a criterion ends sequences, but there is no padding token; pass pad_token_id"
         if config.is_assistant:
@@ -276,6 +279,12 @@ class GenerateCall:
         token = self.config.pad_token_id
         ids = self.config.eos_token_id if token is None else token
         return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
+
+
+def _a_kernel_takes_masks() -> bool:
+    """Return whether sdpa may use one of its kernels on CUDA that support masks, which flash attention's does not."""
+    cuda = torch.backends.cuda
+    return cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled() or cuda.cudnn_sdp_enabled()
 
 
 def _name(function: Any) -> str:
