@@ -217,6 +217,12 @@ def masking(value: float, hook: Callable[..., Any] = everywhere, dtype: torch.dt
     return bring
 
 
+def one_hot():
+    model = hooked(lambda: last)()
+    model.lm_head.register_forward_hook(lambda m, i, o: torch.nn.functional.one_hot(o.argmax(-1), 64).float())
+    return model
+
+
 def by_proxy():
     model = llama()
     layer = weakref.proxy(model.model.layers[1])
@@ -277,6 +283,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by a weak proxy": (by_proxy, "a CallableProxyType, which may change"),
     **{f"mask of {value:.0e}": (masking(value), None) for value in MASKS},
     **{f"mask of {value:.0e}, last row": (masking(value, last), "between a tree and single tokens") for value in MASKS},
+    "one token of each row": (one_hot, "all logits are equal"),
     "before a module": (pre_hooked(lambda: last_input, "model.layers.1.mlp"), "last_input"),
 }
 

@@ -157,12 +157,12 @@ def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray) 
         else:
             ids = torch.cat([before, tokens[alike]], dim=1)
             expected[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
-    return float(largest_deviation(ours, expected)), float(unmasked(expected).std())
+    return largest_deviation(ours, expected), float(spread(expected))
 
 
-def largest_deviation(logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference () between logits, where all masked values are equal."""
-    return (clamped(logits) - clamped(expected)).abs().max()
+def largest_deviation(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference between logits, where all masked values are equal."""
+    return float((clamped(logits) - clamped(expected)).abs().max())
 
 
 def clamped(logits: torch.Tensor) -> torch.Tensor:
@@ -174,6 +174,14 @@ def unmasked(logits: torch.Tensor) -> torch.Tensor:
     """Return the logits (n,) in float32 that are not masked."""
     logits = logits.float()
     return logits[logits.abs() < _MASKED]
+
+
+def spread(logits: torch.Tensor) -> torch.Tensor:
+    """Return the standard deviation () of logits, estimated from their median absolute deviation: masked and other
+    extreme values count little. It is not > 0 where most of the logits are equal.
+    """
+    own = unmasked(logits)
+    return 1.4826 * (own - own.median()).abs().median()
 
 
 def leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
@@ -217,7 +225,7 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
         else:
             logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
         results.append(logits[0, 0])
-    return max(float(largest_deviation(logits, results[0])) for logits in results)
+    return max(largest_deviation(logits, results[0]) for logits in results)
 
 
 def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:

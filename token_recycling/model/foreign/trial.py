@@ -37,7 +37,7 @@ from ...trees.templates import parse_paths
 from ..compat import LOOP, plain_loop
 from ..parts import own_class, parts_of, registered_attention
 from ..runner import first_pass
-from ..self_test import clamped, leaf_paths, random_tokens, tree_logits, unmasked
+from ..self_test import clamped, leaf_paths, random_tokens, spread, tree_logits, unmasked
 from ..target import Target
 from .decisions import decides_by_numbers, large_rows_change_others
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
@@ -200,7 +200,7 @@ def _difference(
     for path in paths:
         logits = plain(path)
         wanted |= {node: logits[:, step] for step, node in enumerate(path)}
-    scale = unmasked(torch.stack([*wanted.values()])).std()
+    scale = spread(torch.stack([*wanted.values()]))
 
     def off(logits: torch.Tensor, expected: torch.Tensor) -> float | None:
         return _beyond_rounding(target, logits, expected, scale)
@@ -314,7 +314,7 @@ def _rows_are_independent(target: Target, searched: Sequence[Reachable]) -> bool
     parents = _TREE if target.info.branches else branch(len(_TREE))
     together = tree_logits(target, texts, parents, tokens)
     alone = torch.cat([tree_logits(target, text[None], parents, tokens) for text in texts])
-    return _beyond_rounding(target, together, alone, unmasked(alone).std()) is None
+    return _beyond_rounding(target, together, alone, spread(alone)) is None
 
 
 def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
