@@ -159,9 +159,7 @@ def folder(tmp_path_factory):
 
 
 def test_oracle_drafts_up_to_the_first_disagreement(counting, folder):
-    """The output is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a
-    step: 3, 4 and 8.
-    """
+    """The output is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a step."""
     found = decoded(f"oracle:model={folder}", counting, THREE, tokens=15)
     assert found.tokens == [[*range(4, 16), 0, 1, 2]]
     assert found.lengths == [3, 4, 8]

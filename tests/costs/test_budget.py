@@ -121,9 +121,7 @@ def test_nothing_is_drafted_where_nothing_pays(model, small, machine):
 
 
 def test_disabled_draft_model_probes_and_resumes(model, small, machine):
-    """Its steps once took as long as five forward passes of the target, as on a busy machine; then they
-    are fast again.
-    """
+    """Its steps once took five forward passes of the target, as on a busy machine; now they are fast again."""
     drafter = tr.make_drafter("draft_model", model=small)
 
     def drafted():

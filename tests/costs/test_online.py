@@ -1,6 +1,4 @@
-"""Online estimates of t(n) on simulated machines: accuracy, and whether tree sizes are as good as with
-the true curve.
-"""
+"""Online estimates of t(n) on simulated machines: accuracy, and tree sizes compared with those of the true curve."""
 
 from __future__ import annotations
 

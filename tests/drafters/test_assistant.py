@@ -1,6 +1,4 @@
-"""Assistants with another tokenizer: the same model with renamed tokens drafts the same; drafts equal those of a model
-without a cache.
-"""
+"""Assistants with another tokenizer: drafts equal those with the target's tokenizer, and those without a cache."""
 
 import pytest
 import torch
@@ -88,7 +86,7 @@ def test_drafts_equal_those_computed_without_a_cache(target):
             spelt = words(WORDS.decode([token], skip_special_tokens=True), add_special_tokens=False)["input_ids"]
             own += [translation.shared[token]] if token in translation.shared else spelt
             lengths.add(len(spelt))
-    assert max(lengths) > 1, "some tokens are spelt"
+    assert max(lengths) > 1, "some tokens translate to several"
 
 
 def test_nothing_is_drafted_without_translatable_tokens(target):

@@ -102,9 +102,7 @@ def test_truncated_or_invalid_files_are_refused(tmp_path, arrays, header, length
 
 @pytest.mark.parametrize("place", [-(2**31), -3, 7, 8, 800, 2**31 - 1])
 def test_damaged_chains_end_and_invalid_tokens_are_refused(tmp_path, place):
-    """With any positions, no read goes beyond the text and every look-up ends. An invalid token is detected when it is
-    looked up.
-    """
+    """With any positions, reads stay within the text and every look-up ends. Invalid tokens are found by look-ups."""
     for name in ("before", "newest"):
         array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)
         broken = Datastore(rewritten(tmp_path / name, {name: np.full_like(array, place)}))

@@ -102,8 +102,8 @@ def test_prompt_may_contain_ids_without_a_logit(name):
 
 @pytest.mark.parametrize("length", [4, 40])
 def test_drafter_receives_prompt_contexts_and_steps(length):
-    """The prompt at the start, then alternately a context to draft from and the resulting step. A first token emitted
-    by the prefill comes as a step without a draft.
+    """First the prompt, then alternately a context and the resulting step; the prefill's token is a step without a
+    draft.
     """
     model = tiny.llama(max_position_embeddings=64)
     calls = []

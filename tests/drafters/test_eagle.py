@@ -55,15 +55,15 @@ def wanted_logits(model, config, tensors, text, path, begin=0):
 
 @pytest.mark.parametrize("name", thinned(CONFIGS, every=2))
 def test_every_node_equals_that_computed_without_a_cache(name, deep, tmp_path):
-    """Checks pairs of token and state, positions, siblings that do not attend to each other, and a cache without
-    rejected tokens.
+    """Pairs of token and state, positions, siblings that do not attend to each other, no rejected tokens
+    in the cache.
     """
     config = CONFIGS[name]
     folder, tensors = head_in(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
     assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
-    assert any(len(step.accepted) > 1 for _, step in steps), "something is accepted"
+    assert any(len(step.accepted) > 1 for _, step in steps), "some drafts are accepted"
     for text, step in steps[1:]:
         for path, children in zip(paths_of(step.draft), step.draft.children, strict=True):
             best = wanted_logits(deep, config, tensors, text, path).topk(8).indices.tolist() if children else []
@@ -146,9 +146,7 @@ def test_drafts_are_the_same_when_the_prompt_is_read_in_pieces(config, deep, tmp
 
 @pytest.mark.parametrize("held", [0, 4])
 def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path):
-    """Except that batched prompts are read before the first step, which has a draft. Also after a cache
-    with padding.
-    """
+    """Except that batched prompts are read before the first step, which has a draft. Also after a padded cache."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Eagle(folder, tree="0")
     noted = noted_drafts(drafter)
@@ -171,7 +169,7 @@ def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path)
         assert_read_from(max(0, held - padding), drafts, deep, tensors)
 
 
-# the drafter
+# fusion
 
 
 def test_fused_heads_receive_their_own_states(deep, tmp_path):

@@ -144,7 +144,7 @@ def test_embedding_of_the_file_is_used_if_it_differs(tmp_path):
         assert torch.equal(placed.embed(torch.tensor([5]))[0, 0], theirs[5] + own)
 
 
-# refused
+# invalid files
 
 
 UNKNOWN_KEYS = [
@@ -202,7 +202,9 @@ def test_invalid_head_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         load_head(tmp_path)
     folder, weights = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1), pickled=True), "pytorch_model.bin"
-    assert torch.equal(load_head(folder).head.state_dict()["fc.weight"], tensors_of(EAGLE_1)["fc.weight"]), "pickled"
+    assert torch.equal(load_head(folder).head.state_dict()["fc.weight"], tensors_of(EAGLE_1)["fc.weight"]), (
+        "pickled weights"
+    )
     for pickled, value in (([1], "got list"), ({"fc.weight": print}, weights)):
         torch.save(pickled, folder / weights)
         with pytest.raises(TrainedPartError, match=value):

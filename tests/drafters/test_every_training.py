@@ -1,6 +1,4 @@
-"""Every training: an interrupted run gives the same part, models stay unchanged, and the command trains a working
-drafter.
-"""
+"""Every training: an interrupted run gives the same part, models stay unchanged, the command trains a drafter."""
 
 from __future__ import annotations
 
@@ -108,7 +106,9 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
         checkpoint.unlink()
         assert_refused(run(*command, "--version", 3), "hidden states 0 to 2")
     if name == "specdec-pp":
-        assert all(of["acceptance"] == pytest.approx(1, abs=1e-3) for of in made[measured].values()), "for itself"
+        assert all(of["acceptance"] == pytest.approx(1, abs=1e-3) for of in made[measured].values()), (
+            "the target drafts for itself"
+        )
         assert (head / "calibration.svg").read_text().startswith("<?xml")
 
 

@@ -1,5 +1,5 @@
-"""A drafter that does not fit the model is refused by `accelerate`, not in the first call; models and layers are loaded
-and chosen once for all isolated requests.
+"""A drafter that does not fit the model is refused by `accelerate`; isolated requests share loaded
+models and layers.
 """
 
 from __future__ import annotations

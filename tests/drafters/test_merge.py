@@ -87,7 +87,7 @@ def test_fused_draft_is_a_tree_of_proposed_nodes(proposed, most, seed):
     assert values.max() <= 1 + 1e-6
 
 
-# Weighing
+# Weights
 
 
 def test_probabilities_of_siblings_sum_to_one():
@@ -109,7 +109,7 @@ def test_acceptance_of_each_part_is_learned():
     assert values[2] > 0.8
 
 
-# Choosing
+# Pruning
 
 
 def test_only_nodes_that_pay_are_kept():

@@ -1,6 +1,4 @@
-"""Grammars of other libraries: outputs equal those of `generate` with the same processor, and drafts follow the
-grammar.
-"""
+"""Grammars of other libraries: the output is that of `generate` with the same processor; drafts follow the grammar."""
 
 import json
 import re

@@ -51,8 +51,8 @@ def made(path, draft=None, **options):
 
 
 def recycled(path, num_pred_tokens=10, **options):
-    """Return an accelerated `Llama` and its draft model; by default costs are those of a GPU and independent of the
-    clock.
+    """Return an accelerated `Llama` and its draft model; by default with the costs of a GPU instead of
+    measured ones.
     """
     llama = accelerate(made(path), num_pred_tokens, **{"token_cost": 0.02, **options})
     return llama, llama.draft_model
@@ -157,9 +157,7 @@ def test_grammar_gives_the_same_output_as_without_drafts(path):
 
 
 def test_every_row_of_logits_is_learned_with_its_context(path, model, monkeypatch):
-    """Rows of prompts, accepted and rejected tokens, each compared with a forward pass of transformers over the
-    context.
-    """
+    """Rows of prompts, accepted and rejected tokens, compared with transformers' logits after the same context."""
     llama, draft = recycled(path, token_cost=0)
     sizes, seen, read = passes(llama), [], draft.replica.learn_logits
 

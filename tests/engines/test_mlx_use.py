@@ -92,8 +92,8 @@ def test_forward_passes_are_timed_by_default(llama, monkeypatch):
         for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
             clock[0] += 1000
     costs = draft.passes.seconds
-    assert costs[1] > 1.3 * costs[0], "at first 1.06"
-    assert costs[8] > 2 * costs[0], "at first 1.48"
+    assert costs[1] > 1.3 * costs[0], "initially 1.06"
+    assert costs[8] > 2 * costs[0], "initially 1.48"
     tokens, seconds = np.transpose(taken)
     assert min(tokens) == 1 < max(tokens)
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
@@ -158,9 +158,7 @@ def test_matrix_file_is_saved_and_bound_to_its_tokenizer(llama, tmp_path, monkey
 
 
 def test_every_row_of_logits_is_learned_with_its_context():
-    """Of a new, hardly drafted output and of the same output when it is known, compared with one forward
-    pass over it.
-    """
+    """For a new and for a known output, compared with one forward pass over the whole sequence."""
     model, draft, learned = made("gemma3_text"), drafter(orders=4), []
     said(model, draft, 1)
     learn = draft.recycler.learn_logits

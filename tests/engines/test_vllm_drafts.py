@@ -120,9 +120,7 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_drafting_backs_off_when_the_output_departs_from_a_repetitive_prompt(seed):
-    """Twelve requests that copy their prompts have calibrated copies as correct; the next repetitive
-    prompt misleads.
-    """
+    """Twelve requests that copy their prompts calibrate copies as correct; the next repetitive prompt misleads."""
     rng = random.Random(seed)
     batches = made()
     batches.recycler = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
@@ -171,9 +169,7 @@ def test_chains_are_padded_to_the_cheapest_step_within_each_requests_limit():
 
 
 def runner_for(requests, tokens, computed, scheduled):
-    """Return the fields of vLLM's model runner that are read: tokens of requests in rows, with the numbers of computed
-    and scheduled tokens.
-    """
+    """Return the fields of vLLM's model runner that are read; `tokens`, `computed` and `scheduled` are per request."""
     batch = SimpleNamespace(
         num_reqs=len(requests),
         req_ids=[str(place) for place in range(len(requests))],

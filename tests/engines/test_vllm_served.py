@@ -33,9 +33,7 @@ PATIENCE = 420
 
 
 def digest(worker):
-    """Return a short digest of a rank's learned matrix. Calibration is excluded: vLLM uses only the first rank's
-    drafts.
-    """
+    """Return a digest of a rank's learned matrix, without the calibration, which differs between ranks."""
     matrix = worker.model_runner.drafter.recycler.matrix
     held = b"".join(array.tobytes() for array in matrix.rows)
     return hashlib.sha256(held).hexdigest(), int(matrix.candidates.sum())

@@ -111,7 +111,6 @@ def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=60),
 )
 def test_drafts_are_valid_trees_for_any_prediction_and_output(chains, file, answer, prompt, pieces):
-    """Drafts are trees of tokens of the vocabulary, whatever was predicted and whatever is said."""
     options = Options(k=2, memory=0.001, history=64)
     recycler, tokens = Recycler(options.new_matrix(7), np.array(prompt), 9, chains=chains), list(prompt)
     recycler.predict(np.array(file, np.int64))

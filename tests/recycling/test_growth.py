@@ -24,7 +24,7 @@ def test_each_longer_context_has_two_fifths_of_the_weight():
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
 
 
-# Growth against a search over all trees
+# Growth compared with a search over all trees
 
 ROWS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=5)
 

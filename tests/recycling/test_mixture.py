@@ -29,7 +29,7 @@ def matrix_with_history(history, rows, **sizes):
     return matrix
 
 
-# Texts
+# Occurrences
 
 
 @pytest.mark.parametrize("in_history", [True, False], ids=["history", "this sequence"])
@@ -63,9 +63,7 @@ def test_longer_matches_weigh_more_and_the_longest_sets_the_total_weight():
 
 
 def test_candidates_of_the_previous_position_are_candidates():
-    """They come from the longest context, without the newest token, and stand alone if there are no
-    other candidates.
-    """
+    """From the longest context, without the newest token; they stand alone if there are no others."""
     matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5, 13: 0.25}}, orders=2)
     close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
     close(mixed(matrix, [3, 5, 39]), {10: 0.05, 13: 0.025})
@@ -169,11 +167,11 @@ def test_candidates_are_distinct_and_probabilities_are_at_most_one(history, text
     assert sum(grower.children().values()) <= 1 + 1e-4
     for node in range(nodes):
         known = grower.growing["count"][node]
-        assert len(grower.children(node)) == known, "each once"
+        assert len(grower.children(node)) == known, "every token once"
         likely = grower.growing["probabilities"][node, :known]
         assert (likely >= 0).all()
         assert (likely <= 1 + 1e-5).all()
-        assert (np.diff(likely) <= 0).all(), "the likeliest first"
+        assert (np.diff(likely) <= 0).all(), "most probable first"
     for _ in range(5):
         grower.count(grower.growing["token"][1:nodes])
     grower.grow(6, depth=3)

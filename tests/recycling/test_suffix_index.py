@@ -80,7 +80,7 @@ def test_matches_equal_those_of_a_full_search(added, capacity, text, piece):
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=90), st.integers(1, 30))
-def test_an_index_without_a_capacity_grows(text, piece):
+def test_index_without_capacity_grows(text, piece):
     """Earlier occurrences of the end of a growing text."""
     index = SuffixIndex(text[:piece])
     for start in range(piece, len(text), piece):
