@@ -1,5 +1,6 @@
 """Tensor parallelism of transformers: two processes, each with half of every layer, generate the same tokens."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ def test_two_processes_equal_one(tmp_path):
     texts = [model.generate(ids, max_new_tokens=24, do_sample=False) for ids in prompts]
     torch.save({"prompts": prompts, "texts": texts}, tmp_path / "wanted.pt")
     launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
-    done = subprocess.run([*launched, str(WORKER), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}  # else support/http.py would shadow Python's own http
+    command = [*launched, str(WORKER), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
         found = torch.load(tmp_path / f"rank{rank}.pt")
