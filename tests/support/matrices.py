@@ -1,4 +1,4 @@
-"""Matrices of given rows, and trees grown from them."""
+"""Matrices with given rows, and trees grown from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEEP = 99
 
 
 def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]]) -> None:
-    """Each row: the last tokens of a text (newest last, none before it) and its candidates."""
+    """Learn rows, each from the tokens of a text so far (newest last) and the candidates after it."""
     ngrams = np.full((len(rows), matrix.orders), ABSENT, np.int64)
     for place, (tokens, _) in enumerate(rows):
         newest_first = tokens[::-1][: matrix.orders]
@@ -26,7 +26,7 @@ def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]]) -> Non
 
 
 class Grower:
-    """A matrix, a text and the tree that grew last."""
+    """A matrix, a text and the last grown tree."""
 
     growing: np.ndarray
 
@@ -49,32 +49,31 @@ class Grower:
         return self.grow(len(tree) - 1, depth, template=tree)
 
     def paths(self, nodes: int) -> list[tuple[int, ...]]:
-        """The tokens from the root to each node, the root left out."""
+        """Return the tokens from the root, exclusive, to each node."""
         paths: list[tuple[int, ...]] = [()]
         for node in range(1, nodes):
             paths.append((*paths[self.growing["parent"][node]], int(self.growing["token"][node])))
         return paths[1:]
 
     def count(self, chosen: list[int] | np.ndarray) -> None:
-        """Counts what the target chose after the root of the tree that grew last."""
+        """Record the tokens that the target chose after the root of the last grown tree."""
         self._recycler.observe(list(chosen), ends=True)
 
     def children(self, node: int = 0) -> dict[int, float]:
-        """What may follow a node, and how likely that was thought."""
-        known = self.growing["count"][node]
-        grown = (self.growing[name][node, :known] for name in ("candidates", "probabilities"))
-        found = zip(*grown, strict=True)
-        return {int(token): float(likely) for token, likely in found}
+        """Return the candidates after a node with their estimated probabilities."""
+        count = self.growing["count"][node]
+        columns = (self.growing[name][node, :count] for name in ("candidates", "probabilities"))
+        return {int(token): float(probability) for token, probability in zip(*columns, strict=True)}
 
 
 def matrix_of(
     rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1, history: int = 0
 ) -> NgramMatrix:
-    """A matrix of exactly these rows: a context (newest last) and what follows."""
+    """Return a matrix with exactly these rows: contexts (newest token last) and their candidates."""
     k = max(map(len, rows.values()), default=1)
     matrix = NgramMatrix(vocab_size, k, orders, memory=0.1, history=history)
     for context, row in sorted(rows.items(), key=lambda item: -len(item[0])):
-        # A row of fewer candidates is filled up with ids of no probability.
+        # A row with fewer candidates is padded with ids of probability 0.
         spare = [token for token in range(vocab_size) if token not in row][: k - len(row)]
         newest_first = np.full((1, orders), ABSENT, np.int64)
         newest_first[0, : len(context)] = context[::-1]

@@ -1,4 +1,4 @@
-"""Rows of measurements for tests of the report, made by hand."""
+"""Handmade rows of measurements for tests of the report."""
 
 import json
 
@@ -27,7 +27,7 @@ MEASURED += ("nodes", "tried", "accepted", "identical", "divergence")
 
 
 def row(method="recycling", prompt="set/1", **changes):
-    """One row: 10 tokens in 5 steps, 1 second of decoding and 2 of the whole call."""
+    """Return one row: 10 tokens in 5 steps, 1 second of decoding and 2 of the whole call."""
     made = {
         "version": 1,
         "mode": "generate",
@@ -67,7 +67,7 @@ def summary_of(*rows, baseline=None):
 
 
 def only(rows, baseline=None):
-    """The one comparison of rows under the same conditions."""
+    """Return the only comparison of rows under the same conditions."""
     (found,) = summarize(rows, baseline).comparisons
     return found
 
@@ -79,7 +79,7 @@ def write(folder, rows):
 
 
 def whole_run(*methods):
-    """Rows of a run with every mode, all parts measured; the last of the methods differs from the first once."""
+    """Return rows of a complete run in every mode; outputs of the last method differ in mode generate."""
     drafted = {"parts": {"retrieve": 0.1, "forward": 0.8}, "lengths": {"1": 2, "2": 4}, "nodes": {"8": 6}}
     drafted |= {"tried": [[1, 0, 6], [1, 1, 6]], "accepted": [[1, 0, 4]]}
     different = {"identical": False, "divergence": {"turn": 0, "place": 1, "margin": 1e-5, "expected": 1, "got": 2}}

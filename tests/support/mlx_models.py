@@ -11,7 +11,7 @@ from support import tiny
 from support.tiny import sizes
 
 TOKENIZER = tiny.tokenizer()
-TOKENIZER.eos_token = None  # a random model would say it now and then
+TOKENIZER.eos_token = None  # a random model would emit it occasionally
 VOCABULARY = len(TOKENIZER)
 WINDOW = 16
 
@@ -42,13 +42,13 @@ KEYS_AND_VALUES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace=1"
     ),
 }
-"""Of each family, what its configuration has besides."""
+"""Families with keys and values for all tokens, with their additional settings."""
 ROTATING: dict[str, dict[str, Any]] = {
     "gemma3_text": _SLIDING,
     "cohere2": {**_SLIDING, "logit_scale": 1.0},
     "gpt_oss": {**_EXPERTS, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }
-"""Layers that see a window of 16 tokens."""
+"""Families with a window of 16 tokens."""
 STATES: dict[str, dict[str, Any]] = {
     "lfm2": {
         **sizes(
@@ -73,15 +73,15 @@ STATES: dict[str, dict[str, Any]] = {
         "block_types": ["recurrent", "attention"],
     },
 }
-"""Layers with a state over the text, one family without others and one that sees a window besides."""
+"""Families with recurrent layers: one without attention, one with a window."""
 
 
 _CONTEXT = {"cohere2": 0.5, "lfm2": 0.15, "gemma3_text": 0.01, "mamba": 0.01, "qwen3": 0.1, "deepseek_v3": 0.1}
 
 
 def made(family: str, seed: int = 1, **config: Any) -> Any:
-    """A random model of a family. What layers add to the newest token's embedding is scaled, as in `tiny.llama`:
-    texts repeat themselves, so that drafts are accepted, and change, so that some are not.
+    """Return a random model of a family. The contribution of the layers to the newest token's embedding is scaled, as
+    in `tiny.llama`: outputs repeat enough for drafts to be accepted, and vary enough for some to be rejected.
     """
     module = importlib.import_module(f"mlx_lm.models.{family}")
     of_family = {**KEYS_AND_VALUES, **ROTATING, **STATES}[family]

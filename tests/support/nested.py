@@ -1,5 +1,5 @@
-"""Tensors in arguments and results of operations. torch's own functions for trees take longer than most operations of a
-tiny model.
+"""Tensors in nested arguments and results. torch's own functions for this take longer than most operations of a tiny
+model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of lists, tuples and dictionaries."""
+    """Yield all tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -20,7 +20,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """The value with a change made to all of its tensors."""
+    """Return the value with `change` applied to all of its tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Notes of the forward passes of accelerated calls: hooks of a user's would prevent acceleration."""
+"""Record forward passes of accelerated calls; hooks of a user would prevent acceleration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import token_recycling.model.hidden
 
 
 def _as_own(*given: Any, **named: Any) -> Any:
-    """The code of hooks; their variable is not one of this module."""
+    """Code of the hooks; `hook` is a global of each function made by `own`."""
     return hook(*given, **named)  # noqa: F821
 
 
 def own(hook: Callable[..., Any]) -> FunctionType:
-    """Return a hook that does as another, and counts as one of this library's own, which change nothing."""
+    """Return a copy of a hook that counts as the library's own, which are known to change nothing."""
     variables = {"__name__": token_recycling.model.hidden.__name__, "hook": hook}
     return FunctionType(_as_own.__code__, variables)
 
 
 def noted(model: torch.nn.Module, of: Callable[[dict[str, Any]], Any]) -> tuple[list[Any], RemovableHandle]:
-    """Return a list that grows by `of(arguments)` before each forward pass of a model, and the handle of its hook."""
+    """Return a list to which `of(arguments)` is appended before each forward pass, and the handle of its hook."""
     notes: list[Any] = []
 
     def note(module: torch.nn.Module, inputs: Any, arguments: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Texts on a device are those of `generate` there, or part where rounding decides: an accelerator computes a pass over
-one token with other kernels than one over a tree, in float32 too.
+"""Compare outputs on a device with those of `generate`. They may diverge at near-ties: even in float32 an accelerator
+uses other kernels for a pass over one token than for a tree.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from token_recycling.bench.measure import first_divergence
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.125, torch.float16: 0.016}
-"""How far apart the logits of two tokens may be where texts part; the logits of the models here go up to 8."""
+"""Maximum difference between the logits of two tokens at which outputs diverge; logits of these models reach 8."""
 CAPTURED = "captured as CUDA graphs"
 
 
 def moved(given: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments with their tensors on a device."""
+    """Return the arguments with their tensors on a device."""
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 
 def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Asserts that texts (rows, length) are the same, or part at a near-tie; `given` are the prompts, which may be
-    padded on the left.
-    """
+    """Assert that outputs (rows, length) are equal or diverge at a near-tie; the prompts `given` may be left-padded."""
     ids = given["input_ids"]
     masks, width = given.get("attention_mask", torch.ones_like(ids)).bool(), ids.shape[1]
     assert ours.shape[0] == wanted.shape[0]
@@ -34,18 +32,18 @@ def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor
         prompt = ids[row // several][masks[row // several]]
         parted = first_divergence(model, prompt, theirs[width:].tolist(), own[width:].tolist())
         if parted is not None:
-            assert parted.margin is not None, f"one text ends where another goes on: {parted}"
+            assert parted.margin is not None, f"one output ends where the other continues: {parted}"
             assert abs(parted.margin) <= TOLERANCE[model.dtype], str(parted)
 
 
 def check_path(stats: Any, device: torch.device) -> None:
-    """Asserts that passes of fixed shapes were made: captured, where a device can do that."""
+    """Assert that forward passes had fixed shapes, and on CUDA that they were captured."""
     assert stats.path.startswith("fast"), stats.path
     assert device.type != "cuda" or CAPTURED in stats.path, stats.path
 
 
 def medium(device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
-    """A random llama of the sizes that fast kernels are made for: heads of 64, rows of 512, a context of 4,096."""
+    """Return a random llama in sizes that fast kernels support: heads of 64, rows of 512, a context of 4,096."""
     return tiny.llama(
         vocab_size=1024,
         hidden_size=512,

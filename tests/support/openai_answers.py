@@ -1,4 +1,4 @@
-"""Answers of the server as the official client's own types, which validate them: the client itself does not."""
+"""Server responses as types of the official client, validated by them; the client itself does not validate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chat(server: Serving, **body: Any) -> ChatCompletion:
 
 def streamed_completion(server: Serving, **body: Any) -> list[Completion]:
     events = list(_events(server, "/v1/completions", {"prompt": "for index in", **body}))
-    # The types have no event in the midst of a stream, where OpenAI's own have null.
+    # The types lack events within a stream, whose `finish_reason` is null.
     for event in events:
         whole = [_without_first(choice) for choice in event["choices"]]
         whole = [{**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in whole]
@@ -39,7 +39,7 @@ def streamed_chat(server: Serving, **body: Any) -> list[ChatCompletionChunk]:
 
 
 def _without_first(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice without the log-probability of a prompt's first token: null, which the types do not have."""
+    """Return a choice without the log-probability of a prompt's first token: null, which the types do not allow."""
     logprobs = choice["logprobs"]
     if not logprobs or logprobs["token_logprobs"][:1] != [None]:
         return choice

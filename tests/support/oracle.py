@@ -1,6 +1,4 @@
-"""A drafter that knows the text to come: tests of whatever follows drafting need accepted nodes, on trees of any
-shape.
-"""
+"""A drafter that knows the output in advance: tests of the later parts of a step need accepted nodes on any tree."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ TREES = {
 
 @dataclass
 class Oracle(tr.Drafter):
-    """Drafts random trees: the text to come up to a random depth on a random branch, and random tokens elsewhere, so
-    that many scattered nodes are accepted.
+    """Draft random trees with the true output on a random branch, up to a random depth, and random tokens elsewhere, so
+    that accepted nodes are scattered.
     """
 
     wanted: Sequence[torch.Tensor]
-    """Each text as plain `generate` continues it."""
+    """Outputs of plain `generate`, prompts included."""
 
     def start(self, prompt: torch.Tensor, target: Target) -> OracleSequence:
         wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt.cpu()))
@@ -40,7 +38,7 @@ class Oracle(tr.Drafter):
 
 
 class OracleSequence(SequenceDrafter):
-    """A text that is known."""
+    """Drafter state of a sequence with known output."""
 
     def __init__(self, drafter: Oracle, wanted: torch.Tensor, draws: random.Random) -> None:
         super().__init__(drafter)

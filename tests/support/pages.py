@@ -1,4 +1,4 @@
-"""Actions on a page of the playground, what can be read from it, and canned answers of a server."""
+"""Actions on the playground page, readers of its content, and canned server responses."""
 
 import json
 
@@ -31,7 +31,7 @@ def figures(page, lane=0):
 
 
 def shown(page, lane=0):
-    """The text of a lane by steps: the class and the text of each token."""
+    """Return the text of a lane as a list of steps, each a list of tokens with class and text."""
     return (
         page.locator(".lane .text")
         .nth(lane)
@@ -47,7 +47,7 @@ def events(server, **more):
 
 
 def answered(page, *parts, status=200):
-    """Answers the page's requests for steps with these events."""
+    """Answer the page's requests for steps with these events."""
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
     page.route("**/steps", lambda route: route.fulfill(status=status, content_type="text/event-stream", body=body))
 

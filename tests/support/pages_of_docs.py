@@ -1,4 +1,4 @@
-"""The README, the guide for contributors and the pages of docs/ as tests read them: their blocks of code, in order."""
+"""Code blocks, in order, of the README, CONTRIBUTING.md and the pages of docs/."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>
 
 
 class Block(NamedTuple):
-    """Code between ``` signs."""
+    """Code between ``` fences."""
 
     language: str
     code: str
     line: int
-    """Where its code begins, from 1."""
+    """Line of its first code line, from 1."""
     reason: str | None
-    """Why it cannot run in the tests, as a comment before it says."""
+    """Reason why it cannot run in tests, from a comment before it."""
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """The blocks of a page in one language."""
+    """Return the blocks of a page in one language."""
     text = page.read_text(encoding="utf-8")
     found = [
         Block(match["language"], match["code"], text.count("\n", 0, match.start("code")) + 1, match["reason"])
@@ -33,5 +33,5 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def name(page: Path) -> str:
-    """A page as it is called in the name of a test."""
+    """Return a page's name for the id of a test."""
     return page.relative_to(ROOT).as_posix()

@@ -1,7 +1,7 @@
-"""A card that is played: tensors say that they are on another device, their numbers lie in the memory of the host.
+"""A simulated card: tensors report another device, but their values are in host memory.
 
-Within `PretendCard` a whole decode runs "on a card" on any machine. As there, operations across devices
-fail, and numbers cannot be read without a copy; every copy between the host and the card is counted.
+Within `PretendCard` a complete call runs "on a card" on any machine. As on a real card, operations across devices fail,
+and values cannot be read without a copy; every copy between host and card is counted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 _setup_privateuseone_for_python_backend("card")
 CARD = torch.device("card", 0)
 aten = torch.ops.aten
-# Its random numbers are those of the host.
+# The card uses the random numbers of the host.
 torch.card.get_rng_state = lambda device: torch.get_rng_state()
 torch.card.set_rng_state = lambda state, device: torch.set_rng_state(state)
 _READING = {aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select, aten.is_nonzero}
 
 
 class OnCard(torch.Tensor):
-    """A tensor that says that it is on the card."""
+    """A tensor that reports to be on the card."""
 
-    __module__ = "torch"  # it stands for torch's own tensor, and for no code of a user
+    __module__ = "torch"  # counts as torch's own tensor, not as user code
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -50,16 +50,16 @@ class OnCard(torch.Tensor):
 
 
 class PretendCard(TorchDispatchMode):
-    """Plays a card for the length of a block, and counts what crosses between it and the host."""
+    """Simulate a card within a block, and count copies between card and host."""
 
     def __init__(self) -> None:
         super().__init__()
         self.crossed: Counter[str] = Counter()
-        """How often: `to card` and `to host` copies, `read` numbers."""
+        """Number of copies `to card` and `to host`, and of values `read` without a copy."""
 
     def __enter__(self) -> PretendCard:
         self._lifts = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is made on the host, then copied
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is created on the host, then copied
         super().__enter__()
         return self
 

@@ -1,4 +1,4 @@
-"""Three questions of each of eight kinds, short, for a model that chats."""
+"""Short questions for a chat model, three of each of eight kinds, and a conversation."""
 
 _FUNCTION = """def total(prices):
     result = 0

@@ -1,7 +1,7 @@
-"""What a CUDA graph does, on a CPU: the operations of one run are recorded, and run again with the same tensors.
+"""CUDA graphs simulated on a CPU: the operations of one run are recorded and replayed with the same tensors.
 
-Nothing of Python runs in a replay. So whatever a step took from Python, a length or a slot, is what it was when it was
-recorded, as in a captured graph.
+No Python code runs in a replay. So values that a step takes from Python, such as a length or a slot, are those of the
+recording, as in a captured graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation of a block."""
+    """Record every operation of a block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs all operations again; their results take the places of the first ones."""
+        """Run all operations again; their results overwrite the first ones."""
         for func, args, kwargs, results in self.calls:
             for first, second in zip(results, tensors_in(func(*args, **kwargs)), strict=True):
                 if first.data_ptr() != second.data_ptr():
@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
 
 
 class RecordedGraphs:
-    """Takes the place of `graphs.Graphs`."""
+    """Replacement for `graphs.Graphs`."""
 
     def __init__(self, device: torch.device) -> None:
         self.kept: dict[Hashable, tuple[Recorder, Any]] = {}

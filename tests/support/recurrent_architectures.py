@@ -1,4 +1,4 @@
-"""Tiny random models of the families whose layers keep a state over the text, alone or beside attention."""
+"""Tiny random models of the families with recurrent layers, with or without attention."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSIDE: dict[str, Any] = {
         "num_position_embeddings=16 patch_size=4"
     ),
 }
-"""Around a text decoder: what reads pictures."""
+"""Configuration of the image model around a text decoder."""
 
 _INDEXED = {
     **_HYBRID,
@@ -112,7 +112,7 @@ RECURRENT = [
 
 
 def recurrent(family: str) -> Case:
-    """The supported case of a family whose layers keep a state."""
+    """Return the first supported case of a recurrent family."""
     return next(case for case in RECURRENT if case.family == family)
 
 

@@ -1,4 +1,4 @@
-"""Tests of what not every supported release of transformers has."""
+"""Skip tests of features that some supported releases of transformers lack."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HERE = release(transformers.__version__)
 
 
 def needs(*first: int) -> pytest.MarkDecorator:
-    """A mark: skips a test before a release."""
+    """Return a mark that skips a test before a release."""
     return pytest.mark.skipif(first > HERE, reason=_reason(first))
 
 
 def skip_before(*first: int) -> None:
-    """Skips the test that goes on, or the module that is imported, before a release."""
+    """Skip the running test, or the module being imported, before a release."""
     if first > HERE:
         pytest.skip(_reason(first), allow_module_level=True)
 
@@ -28,6 +28,6 @@ def _reason(first: tuple[int, ...]) -> str:
 
 
 def skip_without(family: str, known: Any) -> None:
-    """Skips the test that goes on where a family is not among those that are `known`."""
+    """Skip the running test if a family is not among the `known` ones."""
     if family not in known:
         pytest.skip(f"needs a transformers that has {family}")

@@ -1,4 +1,4 @@
-"""Texts of one running batch, and what each has said."""
+"""Sequences of one running batch, and their outputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from token_recycling.model.target import Target
 
 
 class GoneError(Exception):
-    """A client that has left."""
+    """Error of a request whose client has disconnected."""
 
 
 class Texts:
-    """Texts of one batch, and what each has said."""
+    """Sequences of one running batch, with their outputs in `said`."""
 
     def __init__(self, model, backend=EAGER):
         self.model, self.batch = model, RunningBatch(Target(model), backend)
@@ -38,7 +38,7 @@ class Texts:
         reading=None,
         hints=NO_HINTS,
     ):
-        """Lets a text join; it is sampled where there is a seed."""
+        """Add a request to the batch and return it; it is sampled if it has a seed."""
         limit = MaxLengthCriteria(ids.shape[1] + new)
         sequence = TokenSequence(ids[0], StoppingCriteriaList([limit, *criteria]))
         generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
@@ -53,13 +53,13 @@ class Texts:
             streamed=streamed,
             reading=reading,
         )
-        said = self.said[row] = []
+        output = self.said[row] = []
 
-        def told(step):
-            said.extend(step.tokens)
+        def emit(step):
+            output.extend(step.tokens)
             on_step(step)
 
-        self.batch.join(row, told)
+        self.batch.join(row, emit)
         return row
 
     def step(self):

@@ -1,6 +1,6 @@
-"""Runs of drafters in a test: a stream decoded to its end, a drafter started by hand, costs that are given.
+"""Runs of drafters in tests: a stream decoded to its end, a drafter started by hand, fixed costs.
 
-Beside `tiny`, which imports nothing of the package, so that it serves where an engine brings another transformers.
+Separate from `tiny`, which does not import the package and so works with an engine's own release of transformers.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from token_recycling.model.target import Target
 def decoded(
     model: Any, ids: torch.Tensor, drafter: Any, fast: bool = True, **arguments: Any
 ) -> tuple[list[int], tr.Stats]:
-    """The tokens that `stream` emits, with captured passes if nothing else is said, and the statistics."""
+    """Return the tokens that `stream` emits, with captured passes by default, and the statistics."""
     stats = tr.Stats()
     steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
     return [token for step in steps for token in step.tokens], stats
 
 
 def plain(model: Any, ids: torch.Tensor, new: int = 20, **arguments: Any) -> list[int]:
-    """The tokens that transformers' own `generate` adds to a prompt (1, n): greedy ones if nothing else is said."""
+    """Return the tokens that transformers' own `generate` adds to a prompt (1, n), greedy by default."""
     return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **arguments})[0, ids.shape[1] :].tolist()
 
 
 def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
-    """What a drafter takes that foresees `depth` tokens of the counting llama, and is always right."""
+    """Check a drafter that always predicts `depth` tokens of the counting llama correctly; return its statistics."""
     stats, prompt = tr.Stats(), torch.tensor([[1, 2]])
     ours = tr.generate(counting, prompt, drafter=drafter, max_new_tokens=21, stats=stats)
     assert torch.equal(ours, counting.generate(prompt, max_new_tokens=21))
@@ -46,13 +46,13 @@ def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
 
 
 def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: Target) -> SequenceDrafter:
-    """What drafts for a text, started as the loop does."""
+    """Start a drafter for a prompt, as the loop does."""
     prompt = torch.as_tensor(prompt)
     return drafter.start(prompt, target)
 
 
 def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
-    """For every sequence that the drafter starts from now on its drafts, each with the tokens that it was made for."""
+    """Record all future drafts: for each sequence that the drafter starts, a list of drafts with the tokens before."""
     found: list[list[tuple[list[int], Draft]]] = []
     start = drafter.start
 
@@ -73,26 +73,28 @@ def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-    """Says what passes cost at every length, whatever they take: times of some sizes, straight lines between them."""
+    """Fix the cost of forward passes at every length: times of some sizes, linearly interpolated."""
     times = np.interp(np.arange(1, sizes[-1] + 1), sizes, seconds)
     monkeypatch.setattr(PassTimes, "curve", lambda known, texts, length: OnlineCurve(shared_by(texts, times)))
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
 
 
 def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says that drafting takes what it is expected to, whatever it takes."""
+    """Fix the drafting overhead to its expected value."""
     monkeypatch.setattr(Overhead, "count", lambda *_: None)
 
 
 def fix_overhead(drafter: Any, step: float) -> None:
-    """Says what drafting for a step of one sequence takes, or a pass of a drafter's model."""
+    """Fix the cost of drafting one step of one sequence, or of one pass of a drafter's model."""
     Ledger.of(drafter).overheads[1] = Overhead(step)
 
 
 def check_same(
     model: Any, drafter: Any, ids: torch.Tensor, stats: tr.Stats | None = None, **arguments: Any
 ) -> tr.Stats:
-    """What `generate` with a drafter took; its text and the draws left after it must be those of the model alone."""
+    """Assert that `generate` with a drafter has the output and the final random state of the model alone; return the
+    statistics.
+    """
     stats = tr.Stats() if stats is None else stats
     wanted, state = tiny.seeded(model.generate, ids, **arguments)
     ours, our_state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
@@ -102,13 +104,13 @@ def check_same(
 
 
 def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> list[tuple[list[int], list[int]]]:
-    """Parents and tokens of the draft of every step."""
+    """Return parents and tokens of the draft of every step."""
     steps = tr.stream(model, ids, drafter, **arguments)
     return [(step.draft.parents.tolist(), step.draft.tokens.tolist()) for step in steps]
 
 
 def drafted_steps(model: Any, drafter: Any, prompt: torch.Tensor, **arguments: Any) -> list[tuple[list[int], tr.Step]]:
-    """Each step with the text that was there when it was drafted."""
+    """Return each step with the text before it."""
     text, found = prompt.flatten().tolist(), []
     for step in tr.stream(model, prompt, drafter, **arguments):
         found.append((list(text), step))
@@ -117,7 +119,7 @@ def drafted_steps(model: Any, drafter: Any, prompt: torch.Tensor, **arguments: A
 
 
 def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    """The tokens below the root down to each node; none for the root."""
+    """Return the tokens from the root, exclusive, to each node."""
     tokens = draft.tokens.tolist()
     return [tuple(tokens[above] for above in lineage[1:]) for lineage in draft.lineages]
 
@@ -125,8 +127,8 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 def depths_that_pay(
     monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, price: float, seconds: Sequence[float]
 ) -> set[int]:
-    """How deep drafts of a counting llama are where a pass of the drafter's module takes `price`, and passes of the
-    target over 1, 2, ... nodes `seconds`; 0 where nothing is drafted.
+    """Return the depths of drafts for a counting llama if a pass of the drafter's module takes `price` and passes of
+    the target over 1, 2, ... nodes take `seconds`; 0 stands for steps without a draft.
     """
     fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
     fix_work(monkeypatch)

@@ -1,4 +1,4 @@
-"""A server in a test: an app in a thread of its own, on a free port, with the official client."""
+"""A server in tests: the app in its own thread, on a free port, with the official client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "for index in"
 
 
 class Hasty:
-    """asyncio as uvicorn has it, which sleeps for 0.1 s before it looks whether it is to end, and again at its end."""
+    """asyncio with shorter sleeps: uvicorn sleeps 0.1 s before each check for shutdown, and while shutting down."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -37,7 +37,7 @@ uvicorn.server.asyncio = Hasty()
 
 
 class Serving:
-    """A running server: its address, its engine and clients of it."""
+    """A running server: its address, its engine and its clients."""
 
     def __init__(self, app: Any, port: int, server: HttpServer) -> None:
         self.app, self.engine, self.port, self.server = app, app.state.engine, port, server
@@ -50,7 +50,7 @@ class Serving:
         )  # fmt: skip
 
     def complete(self, key: str = "none", **more: Any) -> Any:
-        """A completion, or the stream of one, as the official client has it."""
+        """Return a completion or its stream from the official client."""
         return self.client(key).completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **more})
 
     def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
@@ -58,14 +58,14 @@ class Serving:
         return http.post(f"{self.url}{path}", json=body, headers=headers, timeout=300, **more)
 
     def steps(self, key: str | None = None, **body: Any) -> list[tuple[str, Any]]:
-        """The events of /v1/token_recycling/steps."""
+        """Return the events of /v1/token_recycling/steps."""
         answer = self.post("/v1/token_recycling/steps", body, key)
         assert answer.status_code == 200, answer.text
         events = [event.split("\n", 1) for event in answer.text.split("\n\n") if event]
         return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in events]
 
     def metrics(self, key: str | None = None) -> dict[str, float]:
-        """Every line of /metrics."""
+        """Return the values of /metrics."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         answer = http.get(f"{self.url}/metrics", headers=headers)
         assert answer.status_code == 200
@@ -79,7 +79,7 @@ class Serving:
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.01)
 
 
@@ -106,7 +106,7 @@ def serving(
 
 
 def keys(*names: str) -> Any:
-    """API keys; the key of NAME is secret-NAME."""
+    """Return API keys; the key of NAME is secret-NAME."""
     return parse_keys([f"{name}:secret-{name}" for name in names])
 
 

@@ -1,9 +1,9 @@
-"""STAND-INS for what SGLang computes on a GPU, so that its own NGRAM worker runs here around a model of transformers.
+"""STAND-INS for SGLang's GPU code, so that its own NGRAM worker runs on a CPU with a transformers model.
 
-SGLang's kernels need CUDA. Real here: the worker, `NgramVerifyInput`, `ForwardMode`, the registry of algorithms. Stood
-in for, each by a few lines that follow its documentation: the forward pass over a tree, the walk that accepts greedily,
-positions and links from a mask, the memory of keys and values, and the scheduler around all of it. So the contract is
-tested, tree layout, masks, rows of logits and texts; no kernel is.
+SGLang's kernels need CUDA. Real are the worker, `NgramVerifyInput`, `ForwardMode` and the registry of algorithms.
+Replaced, each by a few lines that follow its documentation, are the forward pass over a tree, greedy acceptance,
+positions and links from a mask, the KV memory and the scheduler. So tests cover the contract (tree layout, masks, rows
+of logits, outputs), but no kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from token_recycling.engines import sglang as adapter
 from token_recycling.engines.engine import Replica
 
 ABSENT = {"sgl_kernel", "IPython", "torchvision", "gguf", "orjson", "pybase64"}
-"""Kernels and libraries that SGLang imports and nothing here calls."""
+"""Kernels and libraries that SGLang imports but no test calls."""
 
 
 class _Anything(type):
@@ -59,7 +59,7 @@ sys.meta_path.insert(0, _Finder())
 
 
 def reconstruct(mask, seq_lens, positions, index, next_token, next_sibling, requests: int, nodes: int) -> None:
-    """Positions and links of trees from their masks."""
+    """Compute positions and links of trees from their masks."""
     from sglang.srt.speculative.ngram_worker import _derive_tree_links
 
     tree = mask.view(requests, nodes, nodes)
@@ -71,7 +71,7 @@ def reconstruct(mask, seq_lens, positions, index, next_token, next_sibling, requ
 
 
 def accept_greedily(verify_input: Any, batch: Any, logits_output: Any, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
-    """`eagle_sample` for greedy requests: from the root along the links, as far as the target says the same."""
+    """Replace `eagle_sample` for greedy requests: follow links from the root while tokens equal the target's choice."""
     nodes = verify_input.draft_token_num
     predict = logits_output.next_token_logits.argmax(-1).int()
     tokens = verify_input.draft_token.view(-1, nodes)
@@ -92,7 +92,7 @@ def accept_greedily(verify_input: Any, batch: Any, logits_output: Any, *_: Any, 
 
 
 def stand_in(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Puts the functions above in the place of SGLang's operations; `put` sets a name of its module."""
+    """Replace SGLang's operations by the functions above; `put` sets an attribute of its module."""
     from sglang.srt.speculative import ngram_worker
 
     for name, instead in {
@@ -110,7 +110,7 @@ def stand_in(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def worker(target: Scheduler, recycler: Replica) -> Any:
-    """The worker of this package around a scheduler, for the requests that it has."""
+    """Return this package's worker for the requests of a scheduler."""
     nodes = recycler.nodes + 1
     made = object.__new__(adapter.worker_class())
     vars(made).update(
@@ -131,7 +131,7 @@ def worker(target: Scheduler, recycler: Replica) -> Any:
 
 
 class Scheduler:
-    """One batch of requests from prefill to the end, with results at once or, as with overlap, one step later."""
+    """One batch of requests from prefill to the end; with `overlap` results arrive one step later."""
 
     def __init__(self, model: Any, prompts: list[list[int]], nodes: int, overlap: bool) -> None:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -150,7 +150,7 @@ class Scheduler:
             for place, prompt in enumerate(prompts)
         ]
         self.kept = [list(prompt) for prompt in prompts]
-        """Tokens whose keys and values are in memory."""
+        """Tokens whose keys and values are cached."""
         first = [self._logits(tokens)[-1].argmax() for tokens in self.kept]
         self.waiting = [[int(token)] for token in first]
         accepted = torch.zeros(len(prompts), nodes, dtype=torch.int32)
@@ -173,7 +173,7 @@ class Scheduler:
             self._say()
 
     def step(self, worker: Any) -> None:
-        """One step: the worker drafts, has it verified and says what was accepted."""
+        """Run one step: the worker drafts, requests verification and returns the accepted tokens."""
         batch = self.batch
         batch.seq_lens_cpu = batch.seq_lens
         result = worker.forward_batch_generation(batch)
@@ -196,11 +196,11 @@ class Scheduler:
         self.waiting = [[] for _ in self.requests]
 
     def forward_batch_generation(self, batch: Any, pp_proxy_tensors: Any = None, is_verify: bool = False) -> Any:
-        """The target's forward pass over the trees of a batch, each node with its text and the nodes above it."""
+        """Run the target over the trees of a batch; each node sees its text, its ancestors and itself."""
         assert is_verify
         nodes = batch.spec_info.draft_token_num
         masks, flat = [], batch.spec_info.custom_mask
-        for kept in self.kept:  # as for a GPU: each node's row over the text and the tree
+        for kept in self.kept:  # as on a GPU: each node's row covers the text and the tree
             mask, flat = flat.split([nodes * (len(kept) + nodes), flat.numel() - nodes * (len(kept) + nodes)])
             mask = mask.view(nodes, -1)
             assert mask[:, : len(kept)].all()

@@ -1,4 +1,4 @@
-"""A plain model and an accelerated one, made and changed alike: their calls return the same."""
+"""A plain and an accelerated model, created and changed alike, whose calls must return the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import token_recycling as tr
 
 
 class SideBySide:
-    """A plain model and an accelerated one, each with hooks, adapters and state of its own."""
+    """A plain and an accelerated model, each with its own hooks, adapters and state."""
 
     def __init__(self, make: Callable[[], Any], *how: Any) -> None:
         self.plain, self.accelerated = make(), make()
@@ -20,17 +20,17 @@ class SideBySide:
 
     @property
     def base(self) -> Any:
-        """The accelerated model, within peft's wrapper if it has one."""
+        """The accelerated model, without peft's wrapper."""
         whole = self.accelerated
         return whole.get_base_model() if hasattr(whole, "get_base_model") else whole
 
     def change(self, change: Callable[[Any], Any]) -> list[Any]:
-        """What a change returns, made to both models."""
+        """Apply a change to both models and return its results."""
         return [change(model) for model in (self.plain, self.accelerated)]
 
     def assert_same(self, call: Callable[[Any], Any], reason: str | None = None, times: int = 1) -> Any:
-        """What the last of some calls of the plain model returns. Those of the accelerated one, which begin with the
-        same seed, return the same, and are left to `generate` for this reason or for none.
+        """Assert that calls of both models, with the same seeds, return the same, and that the accelerated ones fall
+        back to `generate` for this reason, or not at all. Return the result of the last plain call.
         """
         for seed in range(times):
             wanted, found = (seeded(call, model, seed=seed)[0] for model in (self.plain, self.accelerated))
@@ -41,7 +41,7 @@ class SideBySide:
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Two results are equal, numbers that are computed to rounding."""
+    """Assert that two results are equal, floating-point tensors up to rounding."""
     if isinstance(wanted, list | tuple):
         assert len(found) == len(wanted), (found, wanted)
         for one, other in zip(found, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""What two caches hold, compared slot by slot."""
+"""Comparison of two caches, slot by slot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers import Cache, DynamicCache
 def assert_same_slots(
     ours: Cache, wanted: Cache, paddings: Sequence[int] | None = None, atol: float = 1e-4, rtol: float = 1e-4
 ) -> None:
-    """Two caches of one kind show the same, but for as much padding before each row; none if nothing is said."""
+    """Assert that two caches of one type have equal content, except for `paddings` slots at the start of each row."""
     assert type(ours) is type(wanted)
     length = int(wanted.get_seq_length())
     assert int(ours.get_seq_length()) == length
     for own, theirs in zip(ours.layers, wanted.layers, strict=True):
         assert type(own) is type(theirs) or type(ours) is DynamicCache
-        if getattr(theirs, "keys", None) is None:  # it shares those of another layer, or has none
+        if getattr(theirs, "keys", None) is None:  # the layer shares keys of another one, or has none
             continue
         assert own.keys.shape == theirs.keys.shape
         dropped = max(0, length - own.keys.shape[2])

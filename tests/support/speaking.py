@@ -1,4 +1,4 @@
-"""A model that speaks and a tokenizer with a chat template, where no client of a server is installed either."""
+"""A model with readable output and a tokenizer with a chat template; importing this module needs no server client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEMPLATE = (
 
 
 def speaking_llama() -> LlamaForCausalLM:
-    """A random llama that emits ASCII when greedy, so that every token is a whole character or more."""
+    """Return a random llama whose greedy output is ASCII, so that every token is at least one whole character."""
     model, tokenizer = tiny.llama(vocab_size=300, max_position_embeddings=CONTEXT), tiny.tokenizer()
     with torch.no_grad():
         for token in range(300):
@@ -24,7 +24,7 @@ def speaking_llama() -> LlamaForCausalLM:
 
 
 def ending_llama() -> LlamaForCausalLM:
-    """One that can end an output, so that outputs may have a form."""
+    """Return a model that can end its output, as constrained output requires."""
     model = speaking_llama()
     model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
     return model

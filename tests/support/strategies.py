@@ -1,4 +1,4 @@
-"""Random trees and drafts for hypothesis, and how long searches of calls of `generate` run."""
+"""Random trees and drafts for hypothesis, and its settings for fuzzing calls of `generate`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from token_recycling import Draft, Template
 
 
 def fuzz(cases: int) -> settings:
-    """So many cases, each of which may take seconds."""
+    """Return settings for a number of cases, each of which may take seconds."""
     return settings(max_examples=cases, suppress_health_check=list(HealthCheck))
 
 
 def rank_paths(shape: Draft | Template) -> list[tuple[int, ...]]:
-    """Every node as its ranks from the root down."""
+    """Return the path of ranks from the root to each node."""
     ranks = shape.ranks.tolist()
     return [tuple(ranks[node] for node in lineage[1:]) for lineage in shape.lineages]
 
 
 @st.composite
 def trees(draw: st.DrawFn, max_nodes: int = 24) -> Template:
-    """Any tree of 1 to `max_nodes` nodes."""
+    """Generate any tree of 1 to `max_nodes` nodes."""
     size = draw(st.integers(1, max_nodes))
     parents, ranks, siblings = [-1], [0], [0] * size
     for node in range(1, size):
-        # Parents that never decrease keep the nodes in order of depth.
+        # Non-decreasing parents keep the nodes in order of depth.
         parent = draw(st.integers(max(parents[-1], 0), node - 1))
         parents.append(parent)
         ranks.append(siblings[parent])
@@ -35,7 +35,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 24) -> Template:
 
 @st.composite
 def drafts(draw: st.DrawFn, vocab_size: int = 4, distinct_siblings: bool = False) -> Draft:
-    """A tree with random tokens; few tokens make long agreement likely."""
+    """Generate a tree with random tokens; a small vocabulary makes long accepted paths likely."""
     tree = draw(trees(max_nodes=16))
     if distinct_siblings and tree.breadth > vocab_size:
         vocab_size = tree.breadth

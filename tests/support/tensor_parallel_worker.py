@@ -14,7 +14,7 @@ from transformers.distributed import DistributedConfig
 from token_recycling import accelerate
 
 DRAFTERS = ("recycling", "fuse:recycling(tree=8)+suffix", "recycling:tree=paper")
-"""The first two go by measured times."""
+"""The first two depend on measured times."""
 
 
 def main(folder: Path) -> None:
@@ -23,9 +23,9 @@ def main(folder: Path) -> None:
     plan = DistributedConfig(tp_plan="auto")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, distributed_config=plan).eval()
     wanted = torch.load(folder / "wanted.pt")
-    if torch.distributed.get_rank():  # a process whose clock says something else
-        quick = time.perf_counter
-        time.perf_counter = lambda: 50 * quick()
+    if torch.distributed.get_rank():  # the clock of this process runs 50 times as fast
+        own_clock = time.perf_counter
+        time.perf_counter = lambda: 50 * own_clock()
     texts = {}
     for drafter in DRAFTERS:
         accelerate(model, drafter)

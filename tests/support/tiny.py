@@ -1,4 +1,4 @@
-"""Small things to test with: random models, a llama that counts, prompts, a tokenizer, seeded runs."""
+"""Small objects for tests: random models, a llama that counts, prompts, a tokenizer, seeded runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SENTENCES = [
 ]
 
 PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
-"""Of a llama of two layers, for a device map."""
+"""Modules of a llama with two layers, for a device map."""
 
 
 def sizes(text: str) -> dict[str, Any]:
-    """The fields of a configuration, written as `hidden_size=32 num_hidden_layers=2`."""
+    """Return the fields of a configuration, written as `hidden_size=32 num_hidden_layers=2`."""
     return {name: literal_eval(value) for name, value in (field.split("=") for field in text.split())}
 
 
 class WithAllLogits(torch.nn.Module):
-    """Before a model's class: it gives the logits after all that it reads, as some models do."""
+    """Mixin before a model's class that returns the logits at all positions, as some models do."""
 
     def forward(  # type: ignore[no-untyped-def]
         self,
@@ -53,10 +53,10 @@ class WithAllLogits(torch.nn.Module):
 
 
 def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:
-    """A random llama in float32 with grouped queries and no end of sequence; wide weights make its choices vary.
+    """Return a random llama in float32 with grouped queries and no end of sequence; large weights vary its choices.
 
-    `context` scales what the layers add to the newest token's embedding: at 1 a random model seldom repeats itself, at
-    0.1 a third of its choices follow from the newest token alone, and drafts are accepted as with a trained model.
+    `context` scales the layers' contribution to the newest token's embedding. At 1 a random model seldom repeats
+    itself; at 0.1 a third of its choices depend only on the newest token, and acceptance is like a trained model's.
     """
     sizes = {
         "vocab_size": 64,
@@ -80,13 +80,13 @@ def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalL
 
 
 def unknown(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model as of a family that is not known."""
+    """Return the model with the configuration of an unknown family."""
     model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
     return model
 
 
 def counting_llama(vocab_size: int = 16, **config: Any) -> LlamaForCausalLM:
-    """A llama that counts: after token t its candidates are t + 1, t + 2, ... modulo the vocabulary, best first."""
+    """Return a llama that counts: after token t its candidates are t + 1, t + 2, ... modulo the vocabulary size."""
     sizes = {"hidden_size": vocab_size, "num_attention_heads": 1, "num_key_value_heads": 1}
     model = llama(context=0, vocab_size=vocab_size, **sizes, **config)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def counting_llama(vocab_size: int = 16, **config: Any) -> LlamaForCausalLM:
 
 
 def windowed(window: int = 8) -> MistralForCausalLM:
-    """A random mistral of 64 tokens, whose layers see that many."""
+    """Return a random mistral with 64 tokens, whose layers see a window of `window`."""
     torch.manual_seed(0)
     config = sizes("hidden_size=32 intermediate_size=64 num_hidden_layers=2 vocab_size=64 pad_token_id=0")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3, "eos_token_id": None}
@@ -106,21 +106,21 @@ def windowed(window: int = 8) -> MistralForCausalLM:
 
 
 def continued(model: PreTrainedModel, more: int) -> dict[str, Any]:
-    """Arguments that continue a call of `generate`: its cache, and its tokens with so many `more`."""
+    """Return arguments that continue a call of `generate`: its cache, and its output with `more` random tokens."""
     cache = DynamicCache(config=model.config)
     text = model.generate(prompt(0, 40).to(model.device), past_key_values=cache, max_new_tokens=20, do_sample=False)
     return {"inputs": torch.cat([text, prompt(1, more).to(model.device)], dim=1), "past_key_values": cache}
 
 
 def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:
-    """A random GPT-2 of 80 tokens: positions are learned, so that there is none beyond the last."""
+    """Return a random GPT-2 with 80 tokens; its positions are learned, so the context limit is strict."""
     config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=n_positions, initializer_range=0.3)
     config.bos_token_id = config.eos_token_id = None
     return GPT2LMHeadModel(config)
 
 
 def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
-    """A model that often agrees with another one."""
+    """Return a model that often agrees with the given one."""
     other = copy.deepcopy(model)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -130,12 +130,12 @@ def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
 
 
 def prompt(seed: int, length: int, vocab_size: int = 64) -> torch.Tensor:
-    """(1, length) random ids; none is 0, which serves as padding."""
+    """Return random ids (1, length); none is 0, which serves as padding."""
     return torch.randint(1, vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of 300 tokens, trained here."""
+    """Train and return a byte-level BPE tokenizer with 300 tokens."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -148,7 +148,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def beginning_tokenizer() -> PreTrainedTokenizerFast:
-    """The same, which begins every prompt with a special token, as Llama's does."""
+    """Return the same tokenizer, but with a special token before every prompt, as in Llama's."""
     made = tokenizer()
     special = [("<end>", made.eos_token_id)]
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=special)
@@ -156,6 +156,6 @@ def beginning_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def seeded(run: Any, *args: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, torch.Tensor]:
-    """What `run` returns after `torch.manual_seed(seed)`, and the state it leaves the generator in."""
+    """Return the result of `run` after `torch.manual_seed(seed)`, and the final state of the generator."""
     torch.manual_seed(seed)
     return run(*args, **kwargs), torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""vLLM on a CPU for tests: small models in folders, engines, and what transformers says."""
+"""vLLM on a CPU for tests: small models, engines, and reference outputs of transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Before vLLM is imported. An engine in the process of the test can be looked into.
+# Set before vLLM is imported. Tests can inspect an engine that runs in their own process.
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -27,19 +27,19 @@ SHIPPED = Path(__file__).parents[2] / "models" / "target"
 
 
 def speculation(tokens: int) -> dict[str, Any]:
-    """What a user writes."""
+    """Return the configuration that a user writes."""
     return {"model": PROPOSER, "num_speculative_tokens": tokens}
 
 
 def llama(**config: Any) -> LlamaForCausalLM:
-    """A random llama whose heads are as large as vLLM's attention on a CPU wants them."""
+    """Return a random llama with the head size that vLLM's CPU attention requires."""
     return tiny.llama(
         **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, **config}
     )
 
 
 def engine(folder: Path, options: dict[str, Any] | None = None, tokens: int = 6, **arguments: Any) -> LLM:
-    """An engine that recycles, on token ids alone."""
+    """Return an engine with Token Recycling that reads and returns only token ids."""
     settings = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -54,18 +54,18 @@ def engine(folder: Path, options: dict[str, Any] | None = None, tokens: int = 6,
 
 
 def runner_of(llm: LLM) -> Any:
-    """The model runner of an engine in this process."""
+    """Return the model runner of an engine in this process."""
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def say(llm: LLM, prompts: list[list[int]], parameters: SamplingParams | list[SamplingParams]) -> list[list[int]]:
-    """What the engine says after prompts of ids."""
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [list(answer.outputs[0].token_ids) for answer in llm.generate(asked, parameters, use_tqdm=False)]
+    """Return the engine's outputs for prompts of ids."""
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [list(result.outputs[0].token_ids) for result in llm.generate(inputs, parameters, use_tqdm=False)]
 
 
 def counts(llm: LLM) -> dict[str, int]:
-    """vLLM's own counters of speculation: drafts, draft_tokens, accepted_tokens."""
+    """Return vLLM's own counters of speculation: drafts, draft_tokens, accepted_tokens."""
     prefix = "vllm:spec_decode_num_"
     found = {metric.name: metric for metric in llm.get_metrics() if metric.name.startswith(prefix)}
     return {name.removeprefix(prefix): metric.value for name, metric in found.items() if hasattr(metric, "value")}
@@ -76,13 +76,13 @@ def greedy(tokens: int) -> SamplingParams:
 
 
 def wanted(model: LlamaForCausalLM, prompt: list[int], tokens: int, **options: Any) -> list[int]:
-    """What transformers' own greedy decoding says, with `options` of its `generate`."""
+    """Return the greedy output of transformers, with `options` of its `generate`."""
     ids = torch.tensor([prompt])
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **options)
     return said[0, len(prompt) :].tolist()
 
 
 def prompts(number: int, shortest: int = 1, longest: int = 90) -> list[list[int]]:
-    """Prompts of many lengths."""
+    """Return prompts of different lengths."""
     lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
     return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]

@@ -1,6 +1,6 @@
-"""Ways of calling: small programs that call a `generate` function, and what they return with transformers' own.
+"""Ways of calling: small programs that call a `generate` function, and their results with transformers' own.
 
-The first prompt of each comes again at the end, so that what a drafter has remembered is tested too.
+Each repeats its first prompt at the end, which tests drafters that have learned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Generate = Callable[..., Any]
 
 
 def prompts(size: int = 64) -> list[torch.Tensor]:
-    """Texts that repeat themselves, so that something can be found in them; the last one is the first again."""
+    """Return prompts with repetitions, which drafters can exploit; the last prompt equals the first."""
     return [tiny.prompt(seed, 4 + seed, size).repeat(1, 2) for seed in (0, 3, 0)]
 
 
@@ -38,19 +38,21 @@ def end_of_sequence(model: PreTrainedModel, generate: Generate) -> list[torch.Te
 
 
 def sampled(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """With a seed; what is drawn next is the same too."""
+    """Sample with a seed; the final random states are compared too."""
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 20, "max_new_tokens": NEW}
     return [one for seed, ids in enumerate(prompts()) for one in tiny.seeded(generate, ids, seed=seed, **sampling)]
 
 
 def several_samples(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """Of one prompt. Draws of several texts come in another order than in `generate`: here there is one choice."""
+    """Return several samples per prompt. With `top_k=1`, since sequences draw random numbers in another order than in
+    `generate`.
+    """
     sampling = {"do_sample": True, "top_k": 1, "num_return_sequences": 3, "max_new_tokens": NEW}
     return [generate(ids, **sampling, **ENDS) for ids in prompts()[1:]]
 
 
 def padded_batch(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """Texts of different lengths, some of which end early."""
+    """Decode prompts of different lengths, some of which end early."""
     inputs = [batch([4, 9, 5], 1, spare=1), batch([3, 1], 2), batch([4, 9, 5], 1)]
     return [generate(**one, max_new_tokens=NEW, **ENDS) for one in inputs]
 
@@ -66,7 +68,7 @@ def stop_strings(model: PreTrainedModel, generate: Generate) -> list[torch.Tenso
 
 
 def criteria(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """One of the caller's own, and what it was shown."""
+    """Stop by a custom criterion, and also return the ids it received."""
     shown = []
 
     def stops(input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
@@ -88,7 +90,7 @@ def scores(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
 
 
 def conversation(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """Three turns on one cache that is passed in, twice."""
+    """Decode three turns on one cache, twice."""
     found = []
     for _ in range(2):
         held, text = DynamicCache(config=model.config), tiny.prompt(0, 8)
@@ -100,7 +102,7 @@ def conversation(model: PreTrainedModel, generate: Generate) -> list[torch.Tenso
 
 
 def streamer(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """What a streamer is given, the end included."""
+    """Record the calls of a streamer, including the end."""
     given: list[int] = []
 
     class Collecting:
@@ -114,24 +116,24 @@ def streamer(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
 
 
 def last_position(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """Up to the last of 32 learned positions."""
+    """Decode up to the last of 32 learned positions."""
     return [generate(tiny.prompt(seed, 14, 80), max_new_tokens=19) for seed in (0, 3, 0)]
 
 
 def beyond_16_bits(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """Ids of more than 16 bits."""
+    """Decode ids of more than 16 bits."""
     return [generate(65_600 - ids, max_new_tokens=NEW) for ids in prompts()]
 
 
 def logits_processor(model: PreTrainedModel, generate: Generate) -> list[torch.Tensor]:
-    """As objects, for surfaces without `generate`'s arguments."""
+    """Pass a processor as an object, for APIs without `generate`'s arguments."""
     processing = LogitsProcessorList([logits_process.RepetitionPenaltyLogitsProcessor(1.3)])
     return [generate(ids, max_new_tokens=NEW, logits_processor=processing) for ids in prompts()]
 
 
 @cache
 def model_for(way: Generate) -> PreTrainedModel:
-    """The model of a way of calling."""
+    """Return the model for a way of calling."""
     if way is last_position:
         torch.manual_seed(0)
         return tiny.gpt2(n_positions=32).eval()
@@ -144,7 +146,7 @@ def model_for(way: Generate) -> PreTrainedModel:
 
 @cache
 def wanted(way: Generate) -> list[torch.Tensor]:
-    """What transformers' own `generate` returns."""
+    """Return the results with transformers' own `generate`."""
     model = model_for(way)
     return way(model, model.generate)
 
