@@ -1,4 +1,4 @@
-"""The device of the tests in this folder: a card where there is one, else the CPU, which only tries the tests out."""
+"""Device of the tests in this folder: a card if there is one, else the CPU, which only checks that the tests run."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from support.recurrent_architectures import RECURRENT
 
 HERE = Path(__file__).parent
 FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
-"""Families without a card: all of them are tested on the CPU elsewhere."""
+"""Families tested without a card; other tests cover all families on the CPU."""
 
 
 def _device(config):
     given = config.getoption("device")
     if given == "cuda" and not torch.cuda.is_available():
-        raise pytest.UsageError("expected a CUDA card for --device cuda, got none; --device cpu tries the tests out")
+        raise pytest.UsageError("--device cuda needs a CUDA device, got none; --device cpu checks that the tests run")
     return torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a card two cases of each test, the first and the last, show that it can run."""
+    """Without a card keep only the first and the last case of each test."""
     if _device(config).type != "cpu":
         return
     by_test = {}
@@ -46,7 +46,7 @@ def device(pytestconfig):
 
 @pytest.fixture(autouse=True)
 def exact_convolutions(device):
-    """On a card convolutions in float32 are of float32 too, as products are."""
+    """Compute float32 convolutions on a card in float32, as matrix products are."""
     if device.type == "cpu":
         yield
         return
@@ -57,6 +57,6 @@ def exact_convolutions(device):
 
 @pytest.fixture
 def placed(model, device):
-    """A random llama on the device, which pads with 0."""
+    """A random llama on the device, with padding token 0."""
     model.generation_config.pad_token_id = 0
     return model.to(device)

@@ -1,4 +1,4 @@
-"""On a card: batches of every shape, and texts of many threads, together and side by side."""
+"""On a card: batches of every shape, calls of many threads, and requests in one running batch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,36 +32,36 @@ def test_padded_batches(placed, device, drafter, way):
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_texts_of_many_threads_on_one_model(placed, device, fast):
-    """One of them has the slots of the fast path; the others wait for them."""
+def test_many_threads_on_one_model(placed, device, fast):
+    """One thread at a time uses the slots of the fast path; the others wait."""
     prompts = [tiny.prompt(seed, 5 + seed).to(device) for seed in range(8)]
     wanted = [placed.generate(ids, max_new_tokens=24, do_sample=False) for ids in prompts]
     drafter = tr.make_drafter("recycling:tree=paper")
 
-    def said(ids):
+    def decode(ids):
         stats = tr.Stats()
         how = {"drafter": drafter, "fast": fast, "stats": stats, "do_sample": False}
         return tr.generate(placed, ids, max_new_tokens=24, **how), stats
 
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(said, prompts))
-    for ids, (ours, stats), theirs in zip(prompts, answers, wanted, strict=True):
+        results = list(pool.map(decode, prompts))
+    for ids, (ours, stats), theirs in zip(prompts, results, wanted, strict=True):
         check_same(placed, {"input_ids": ids}, ours, theirs)
         if fast:
             check_path(stats, device)
 
 
 def test_threads_with_a_model_each(device):
-    """Graphs of several models are captured and replayed at once."""
+    """Graphs of several models are captured and replayed simultaneously."""
     models = [tr.accelerate(tiny.llama(seed=seed).to(device), "recycling", fast=True) for seed in range(3)]
     prompts = [tiny.prompt(seed, 7).to(device) for seed in range(3)]
 
-    def said(place):
-        return [models[place].generate(prompts[place], max_new_tokens=32, do_sample=False) for _ in range(4)]
+    def decode(index):
+        return [models[index].generate(prompts[index], max_new_tokens=32, do_sample=False) for _ in range(4)]
 
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(said, range(3)))
-    for model, ids, texts in zip(models, prompts, answers, strict=True):
+        results = list(pool.map(decode, range(3)))
+    for model, ids, texts in zip(models, prompts, results, strict=True):
         check_path(model.acceleration.stats, device)
         tr.decelerate(model)
         wanted = model.generate(ids, max_new_tokens=32, do_sample=False)
@@ -70,8 +70,8 @@ def test_threads_with_a_model_each(device):
 
 
 @pytest.mark.parametrize("backend", [Backend(True), EAGER], ids=["captured", "eager"])
-def test_texts_that_share_a_running_batch(placed, device, backend):
-    """As those of the server do; their seeds are their own."""
+def test_requests_that_share_a_running_batch(placed, device, backend):
+    """As in the server; each request has its own seed."""
     calls = [
         {
             "input_ids": tiny.prompt(seed, 1 + 3 * seed).to(device),

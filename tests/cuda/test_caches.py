@@ -1,4 +1,4 @@
-"""On a card: caches of every kind, of `generate`'s own and the caller's, on the card and offloaded from it."""
+"""On a card: caches of every kind, created by `generate` or the caller, on the card or offloaded."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cuda
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
 EAGER: dict[str, Any] = {"disable_compile": True}
-"""transformers compiles for static caches by itself on a card; a test of that has its own."""
+"""On a card transformers compiles automatically for static caches, which a separate test covers."""
 
 
 def _close(ours, wanted, length):
@@ -27,7 +27,7 @@ def _close(ours, wanted, length):
 
 @pytest.mark.parametrize("implementation", [None, "dynamic", "static", "offloaded", "offloaded_static"])
 @pytest.mark.parametrize("lengths", [[9], [4, 9]], ids=["one text", "a batch"])
-def test_a_returned_cache_is_that_of_generate(placed, device, implementation, lengths):
+def test_returned_cache_equals_that_of_generate(placed, device, implementation, lengths):
     if implementation is not None and implementation.startswith("offloaded") and device.type == "cpu":
         pytest.skip("nothing is offloaded from a CPU")
     given = moved(batch(lengths, 1), device)
@@ -58,8 +58,8 @@ def test_turns_on_one_cache_plain_and_accelerated(placed, device, static, fast):
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
-def test_generate_compiled_with_a_static_cache_says_the_same(placed, device):
-    """What the fast path is compared with in the benchmark."""
+def test_compiled_generate_with_a_static_cache_equals_the_fast_path(placed, device):
+    """The benchmark compares the fast path with compiled `generate`."""
     given = {"input_ids": tiny.prompt(0, 9).to(device)}
     how = {"cache_implementation": "static", "compile_config": CompileConfig(), **GREEDY, "max_new_tokens": 6}
     wanted, stats = placed.generate(**given, **how), tr.Stats()

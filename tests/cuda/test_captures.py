@@ -1,4 +1,4 @@
-"""On a card alone: passes are captured, replayed without waiting, and their memory is given back."""
+"""Only on a card: forward passes are captured, replayed without synchronization, and their memory is freed."""
 
 import gc
 
@@ -16,13 +16,13 @@ from token_recycling.trees.packed import send
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
-def test_cuda_itself_finds_no_wait_in_a_pass(model):
+def test_pass_never_synchronizes_with_the_device(model):
     target = Target(model.cuda())
     passes, tree = passes_or_reason(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(torch.arange(len(tree)), tree.parents)], [0], 8, target.device)
     with torch.no_grad():
         passes.begin(target, target.new_cache(), [0], 64)
-        for mode in ("default", "error"):  # the first run loads and compiles
+        for mode in ("default", "error"):  # the first run loads and compiles kernels
             torch.cuda.set_sync_debug_mode(mode)
             try:
                 passes._pass(target, Shape(1, 8, 1024), trees)
@@ -30,18 +30,18 @@ def test_cuda_itself_finds_no_wait_in_a_pass(model):
                 torch.cuda.set_sync_debug_mode("default")
 
 
-def test_memory_is_flat_over_texts_and_given_back_at_the_end():
+def test_memory_is_constant_across_calls_and_freed_at_the_end():
     device = torch.device("cuda")
     model, ids = medium(device, torch.bfloat16), tiny.prompt(0, 100, 1024).cuda()
     before = torch.cuda.memory_allocated()
     tr.accelerate(model, "recycling", fast=True)
-    held = []
+    allocated = []
     for _ in range(6):
         model.generate(ids, max_new_tokens=100, do_sample=False)
         gc.collect()
-        held.append(torch.cuda.memory_allocated())
+        allocated.append(torch.cuda.memory_allocated())
     assert CAPTURED in model.acceleration.stats.path
-    assert held[-1] <= held[2] * 1.05
+    assert allocated[-1] <= allocated[2] * 1.05
     tr.decelerate(model)
     del model
     gc.collect()

@@ -1,4 +1,4 @@
-"""On a card: adapters that are switched, weights that change, models that move, and weights placed elsewhere."""
+"""On a card: switched adapters, changed weights, moved models, and weights placed by a device map."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 
 class Compared:
-    """A model whose text is compared with that of `generate` as often as it is called."""
+    """Compare a model's accelerated output with that of `generate` at every call."""
 
     def __init__(self, model, device):
         self.model, self.device = model, device
@@ -34,7 +34,7 @@ class Compared:
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
-def test_adapters_are_followed(model, device, variant):
+def test_output_follows_adapter_changes(model, device, variant):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def test_adapters_are_followed(model, device, variant):
     assert compared() == texts[0]
 
 
-def test_changed_weights_are_noticed(model, device):
+def test_changed_weights_take_effect(model, device):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_changed_weights_are_noticed(model, device):
     assert len(set(map(tuple, texts))) == 3
 
 
-def test_a_model_goes_from_device_to_device_and_precision_to_precision(model, device):
+def test_model_moves_between_devices_and_dtypes(model, device):
     text = Compared(model.to(device), device)()
     assert Compared(model.to("cpu"), torch.device("cpu")).model.device.type == "cpu"
     assert tr.generate(model, tiny.prompt(0, 6), **GREEDY)[0].tolist() == text

@@ -1,4 +1,4 @@
-"""On a card: models of every family write the text of `generate`, with captured passes where they hold and without."""
+"""On a card: outputs of every family equal those of `generate`, with eager and, where supported, captured passes."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.cuda
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 
-def test_texts_are_those_of_generate(device, case):
+def test_outputs_equal_generate(device, case):
     model = model_of(case).to(device)
-    holds = not isinstance(passes_or_reason(Target(model)), str)
+    supported = not isinstance(passes_or_reason(Target(model)), str)
     for length in (5, 29):
         given = {"input_ids": tiny.prompt(length, length, VOCABULARY).to(device)}
         wanted = model.generate(**given, **GREEDY)
-        for fast in (True, False) if holds else (False,):
+        for fast in (True, False) if supported else (False,):
             stats = tr.Stats()
             drafter = Oracle([wanted[0].cpu()])
             ours = tr.generate(model, **given, drafter=drafter, fast=fast, stats=stats, **GREEDY)
@@ -34,7 +34,7 @@ def test_texts_are_those_of_generate(device, case):
                 check_path(stats, device)
 
 
-def test_rows_of_a_batch_are_those_of_generate(device, case):
+def test_batch_equals_generate(device, case):
     model = model_of(case).to(device)
     ids = torch.cat([tiny.prompt(seed, 12, VOCABULARY) for seed in range(2)])
     mask = torch.ones_like(ids)

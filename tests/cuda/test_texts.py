@@ -1,4 +1,4 @@
-"""On a card: the fast path, the ordinary path and `generate` write one text, in every precision and way of choosing."""
+"""On a card: the fast path, the eager path and `generate` give the same output, in every dtype, greedy and sampled."""
 
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,32 @@ pytestmark = pytest.mark.cuda
 ROOT = Path(__file__).parents[2]
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}
-RESTING = {"plain", "draft_model", "layer_skip"}
-"""Those that draft nothing, or only where it pays: a model drafts for itself here."""
+MAY_NOT_DRAFT = {"plain", "draft_model", "layer_skip"}
+"""Drafters that draft nothing, or only where it pays; here a model drafts for itself."""
 DRAFTERS = ("plain", "published", "recycling", "recycling:tree=paper", "suffix")
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_greedy_text_across_bands(device, fast, dtype, drafter):
-    """Long enough that attention runs over more slots in the end than at first."""
+def test_greedy_output_across_bands(device, fast, dtype, drafter):
+    """Outputs are so long that attention runs over more slots at the end than at first."""
     model, made = medium(device, dtype), tr.make_drafter(drafter)
     for length in (1, 230):
         given = {"input_ids": tiny.prompt(length, length, 1024).to(device)}
         wanted = model.generate(**given, max_new_tokens=64, **GREEDY)
-        for _ in range(2):  # the second time from what was learned, and from graphs that are there
+        for _ in range(2):  # the second time with learned state and existing graphs
             text, stats = decoded(model, given["input_ids"], made, fast, max_new_tokens=64)
             check_same(model, given, torch.cat([given["input_ids"], wanted.new_tensor([text])], dim=1), wanted)
-            assert stats.path == "eager" if not fast else True
             if fast:
                 check_path(stats, device)
+            else:
+                assert stats.path == "eager"
 
 
 @pytest.mark.parametrize("length", [1, 40])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_seed_gives_the_text_of_generate_the_ordinary_way(device, drafter, length):
+def test_seeded_eager_sampling_equals_generate(device, drafter, length):
     model, ids = tiny.llama().to(device), tiny.prompt(length, length).to(device)
     made = tr.make_drafter(drafter)
     for seed in range(3):
@@ -54,7 +55,7 @@ def test_a_seed_gives_the_text_of_generate_the_ordinary_way(device, drafter, len
         assert torch.equal(left_by_us, left)
 
 
-def test_a_seed_gives_one_text_on_the_fast_path_whatever_is_drafted(device):
+def test_seeded_fast_sampling_is_independent_of_the_drafter(device):
     model, ids, texts = tiny.llama().to(device), tiny.prompt(0, 6).to(device), set()
     for drafter in DRAFTERS:
         made = tr.make_drafter(drafter)
@@ -69,7 +70,7 @@ def test_a_seed_gives_one_text_on_the_fast_path_whatever_is_drafted(device):
 
 @pytest.mark.parametrize("name", drafter_names())
 def test_every_drafter(device, name, tmp_path):
-    """By itself it goes the way that holds for it; batches go the ordinary one."""
+    """Single sequences take the fast path if the drafter supports it; batches are decoded with the default."""
     model, drafted = tiny.llama().to(device), 0
     made = example(name, model, tmp_path)
     fast = made.traits.states is None
@@ -83,7 +84,7 @@ def test_every_drafter(device, name, tmp_path):
             drafted += stats.drafted
             if fast:
                 check_path(stats, device)
-    assert drafted or name in RESTING
+    assert drafted or name in MAY_NOT_DRAFT
     batch = {"input_ids": torch.cat([tiny.prompt(seed, 9) for seed in range(3)])}
     batch = moved({**batch, "attention_mask": torch.ones_like(batch["input_ids"])}, device)
     wanted = model.generate(**batch, max_new_tokens=20, **GREEDY)
@@ -95,7 +96,7 @@ def test_every_drafter(device, name, tmp_path):
     "drafter",
     ["published", "recycling:tree=16", "medusa:heads=models/medusa,tree=16", "eagle:head=models/eagle3,tree=16"],
 )
-def test_the_shipped_model_completes_code(device, dtype, drafter, monkeypatch):
+def test_shipped_model_completes_code(device, dtype, drafter, monkeypatch):
     monkeypatch.chdir(ROOT)
     model = AutoModelForCausalLM.from_pretrained("models/target", dtype=dtype).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained("models/target")
