@@ -53,7 +53,7 @@ def fewer_words():
     ),
 )
 def test_same_model_with_another_tokenizer_drafts_the_same(target, options):
-    other, words = assistants.in_other_words(tiny.related(target), WORDS)
+    other, words = assistants.with_permuted_ids(tiny.related(target), WORDS)
     drafters = (
         DraftModel(tiny.related(target), **options),
         Assistant(other, tokenizer=WORDS, assistant_tokenizer=words, **options),
@@ -91,7 +91,7 @@ def test_drafts_equal_those_computed_without_a_cache(target):
 
 def test_nothing_is_drafted_without_translatable_tokens(target):
     """The prompt consists of special tokens only; later tokens are translated."""
-    other, words = assistants.in_other_words(target, WORDS)
+    other, words = assistants.with_permuted_ids(target, WORDS)
     ids = torch.tensor([[WORDS.eos_token_id] * 3])
     drafter = Assistant(other, nodes=6, tokenizer=WORDS, assistant_tokenizer=words)
     steps = list(tr.stream(target, ids, drafter, max_new_tokens=16))
@@ -152,7 +152,7 @@ def test_unusable_assistants_are_refused(target, options, said, tmp_path):
 
 
 def test_tokenizers_in_the_model_folders_are_found(target, tmp_path):
-    other, words = assistants.in_other_words(tiny.related(target), WORDS)
+    other, words = assistants.with_permuted_ids(tiny.related(target), WORDS)
     for name, model, tokenizer in (("target", target, WORDS), ("assistant", other, words)):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)

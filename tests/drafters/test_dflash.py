@@ -50,7 +50,7 @@ def test_blocks_equal_those_computed_without_a_cache():
 
 
 def test_perfect_assistant_saves_most_steps(counting):
-    drafter = DFlash(assistants.foreseeing_dflash(counting), tree=12)
+    drafter = DFlash(assistants.trained_dflash(counting), tree=12)
     stats = check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=41)
     assert stats.mat > 2
     assert stats.drafter_statistics["draft_forwards"] >= stats.steps - 2
@@ -70,7 +70,7 @@ def test_block_is_embedded_without_the_embedding_norm():
 
 def test_auto_drafts_the_number_of_nodes_that_pays(counting, monkeypatch):
     fix_work(monkeypatch)
-    assistant = assistants.foreseeing_dflash(counting)
+    assistant = assistants.trained_dflash(counting)
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
         steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), DFlash(assistant), max_new_tokens=24))
@@ -99,7 +99,7 @@ def test_assistants_that_do_not_fit_the_target_are_refused(model, make, value, t
 
 
 def test_assistant_is_loaded_from_its_folder(counting, tmp_path):
-    assistant = assistants.foreseeing_dflash(counting)
+    assistant = assistants.trained_dflash(counting)
     assistant.save_pretrained(tmp_path)
     wanted, found = (
         drafts_of(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=12)

@@ -16,7 +16,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, noted_drafts, paths_of
+from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, paths_of, recorded_drafts
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
@@ -127,7 +127,7 @@ def test_head_ignores_tokens_cached_before_the_call(held, deep, tmp_path):
     """Their states are unknown: the head reads from there on, at the true positions."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     prompt, cache, drafter = tiny.prompt(2, 9), Target(deep).new_cache().cache, Eagle(folder, tree="0")
-    drafts = noted_drafts(drafter)
+    drafts = recorded_drafts(drafter)
     with torch.no_grad():
         deep(input_ids=prompt[:, :held], past_key_values=cache, use_cache=True)
     ours = tr.generate(deep, prompt, drafter=drafter, past_key_values=cache, max_new_tokens=6)
@@ -149,7 +149,7 @@ def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path)
     """Except that batched prompts are read before the first step, which has a draft. Also after a padded cache."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Eagle(folder, tree="0")
-    noted = noted_drafts(drafter)
+    noted = recorded_drafts(drafter)
     ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (2, 0))])
     mask = torch.tensor([[1] * 9, [0] * 2 + [1] * 7])
     how = {"attention_mask": mask, "max_new_tokens": 8, "pad_token_id": 0}

@@ -60,7 +60,7 @@ def test_wrong_prediction_does_not_change_the_output(model, arguments, sampled):
 
 def test_prediction_as_text_equals_that_of_its_token_ids(arguments):
     """Without the special token that begins a prompt."""
-    tokenizer, model = tiny.beginning_tokenizer(), tiny.llama(vocab_size=300)
+    tokenizer, model = tiny.tokenizer_with_bos(), tiny.llama(vocab_size=300)
     text = tokenizer.decode(model.generate(**arguments)[0, 12:])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     _, stats = generated(model, arguments, prediction=text, tokenizer=tokenizer)

@@ -106,7 +106,7 @@ class Joining(RuleBasedStateMachine):
 
     @invariant()
     def outputs_are_prefixes_of_single_decoding(self):
-        for row, said in self.texts.said.items():
+        for row, said in self.texts.outputs.items():
             assert said == self.wanted[row][: len(said)]
             assert row.error is None or isinstance(row.error, GoneError), row.error
 
@@ -114,8 +114,8 @@ class Joining(RuleBasedStateMachine):
         self.texts.finish()
         assert len(self.texts.ended) == len(set(self.texts.ended)) == len(self.wanted)
         for row, said in self.wanted.items():
-            assert isinstance(row.error, GoneError) or self.texts.said[row] == said
-            assert row.stats.tokens == len(self.texts.said[row])
+            assert isinstance(row.error, GoneError) or self.texts.outputs[row] == said
+            assert row.stats.tokens == len(self.texts.outputs[row])
         assert self.texts.batch._batch is None, "no state remains without requests"
         assert self.prefixes.nbytes <= 200_000
 
@@ -134,7 +134,7 @@ def assert_equal_to_single_decoding(model, prompts, new, drafter, apart):
     texts.finish()
     for row, ids in zip(rows, prompts, strict=True):
         assert row.error is None, row.error
-        assert texts.said[row] == plain(model, ids, new)
+        assert texts.outputs[row] == plain(model, ids, new)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -200,10 +200,10 @@ def test_failure_of_one_request_ends_only_that_request(wrong):
     last = texts.join(ids[2], 40, oracle)
     texts.finish()
     assert isinstance(failed.error, GoneError)
-    assert texts.said[failed] == single_outputs()[1][: len(texts.said[failed])]
+    assert texts.outputs[failed] == single_outputs()[1][: len(texts.outputs[failed])]
     for row, said in ((first, single_outputs()[0]), (last, single_outputs()[2])):
         assert row.error is None
-        assert texts.said[row] == said
+        assert texts.outputs[row] == said
 
 
 def test_finished_requests_leave_their_prefix_in_the_cache():
@@ -239,7 +239,7 @@ def test_prefix_of_a_request_that_failed_within_a_step_is_correct():
         again = texts.join(longer, 12, hints=Hints(prefixes))
         while again in texts.batch.requests:
             texts.step()
-        assert texts.said[again] == plain(model, longer, 12)
+        assert texts.outputs[again] == plain(model, longer, 12)
 
 
 @dataclass
@@ -268,7 +268,7 @@ def test_batched_outputs_with_sampled_drafts_have_the_models_distribution():
     with torch.no_grad():
         shares = model(torch.cat([ids.expand(16, -1), possible], dim=1)).logits[:, 2:4].double().softmax(-1)
     exact = shares.gather(2, possible[:, :, None])[..., 0].prod(dim=1)
-    assert fit(Counter(tuple(texts.said[row]) for row in rows), possible, exact) > 1e-3
+    assert fit(Counter(tuple(texts.outputs[row]) for row in rows), possible, exact) > 1e-3
     assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
 
 

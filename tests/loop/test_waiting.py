@@ -53,7 +53,7 @@ def texts(monkeypatch):
 
 def step_until_begun(texts, row):
     """Step until a request has output."""
-    while not texts.said[row]:
+    while not texts.outputs[row]:
         texts.step()
 
 
@@ -64,10 +64,10 @@ def test_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
     short = texts.join(SHORT, 6)
     texts.step()
     assert texts.events[:3] == [PIECE, PIECE, SHORT.shape[1]]
-    assert texts.said[short]
-    assert not texts.said[long]
+    assert texts.outputs[short]
+    assert not texts.outputs[long]
     texts.finish()
-    assert [texts.said[row] for row in (long, short)] == [plain(MODEL, ids, 6) for ids in (LONG, SHORT)]
+    assert [texts.outputs[row] for row in (long, short)] == [plain(MODEL, ids, 6) for ids in (LONG, SHORT)]
 
 
 def test_other_requests_step_for_as_long_as_a_piece_took(texts):
@@ -87,10 +87,10 @@ def test_many_short_prompts_do_not_starve_a_long_one(texts, length):
     for _ in range(60):
         others.append(texts.join(tiny.prompt(0, length), 1))
         texts.step()
-    assert texts.said[long]
-    assert sum(bool(texts.said[other]) for other in others) > 40
+    assert texts.outputs[long]
+    assert sum(bool(texts.outputs[other]) for other in others) > 40
     texts.finish()
-    assert texts.said[long] == plain(MODEL, LONG, 6)
+    assert texts.outputs[long] == plain(MODEL, LONG, 6)
 
 
 def test_cached_prefix_makes_a_prompt_short(texts):
@@ -103,8 +103,8 @@ def test_cached_prefix_makes_a_prompt_short(texts):
     again = texts.join(longer, 1, hints=Hints(prefixes))
     texts.step()
     assert texts.events[0] == SHORT.shape[1]
-    assert texts.said[again] == plain(MODEL, longer, 1)
-    assert not texts.said[other]
+    assert texts.outputs[again] == plain(MODEL, longer, 1)
+    assert not texts.outputs[other]
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["being read", "waiting"])
@@ -134,8 +134,8 @@ def test_request_that_leaves_during_prefill_ends_immediately(texts, begins):
     assert left not in texts.batch.requests
     assert prefixes.cached_tokens(LONG[0]) == left.cached == (2 * PIECE if begins else 0)
     texts.finish()
-    assert texts.said[left] == []
-    assert texts.said[other] == plain(MODEL, SHORT, 60)
+    assert texts.outputs[left] == []
+    assert texts.outputs[other] == plain(MODEL, SHORT, 60)
 
 
 @dataclass
@@ -164,7 +164,7 @@ def test_hidden_states_of_a_prompt_are_the_same_in_pieces(texts, length, streame
     row = texts.join(ids, 4, drafter, streamed=streamed)
     texts.finish()
     assert {row.error, other.error} == {None}
-    assert texts.said[row] == plain(MODEL, ids, 4)
+    assert texts.outputs[row] == plain(MODEL, ids, 4)
     assert len([event for event in texts.events if event > PIECE + 1]) == 0
     whole = MODEL(ids, output_hidden_states=True).hidden_states[-1][0, :-1]
     read = torch.cat(drafter.read)

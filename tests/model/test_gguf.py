@@ -149,7 +149,7 @@ def test_truncated_file_is_refused(file, share):
 
 
 @pytest.mark.parametrize(("number", "named"), [(999, "999"), (KINDS.Q8_1, "Q8_1")])
-def test_unsupported_quantisation_is_refused(file, number, named):
+def test_unsupported_quantization_is_refused(file, number, named):
     """The file has a tensor of another ggml type."""
     content, name = bytearray(file.read_bytes()), b"blk.0.attn_q.weight"
     struct.pack_into("<I", content, content.index(name) + len(name) + 4 + 2 * 8, number)

@@ -171,9 +171,9 @@ def test_longest_stored_prefix_is_found_with_correct_slots(target, texts, room):
         longest = max((sum(np.cumprod([a == b for a, b in zip(tokens, one, strict=False)])) for one in kept), default=0)
         cache, n = whole.take(ids, "")
         assert n == min(longest, len(tokens) - 1)
-        for cached, held in ((cache, n), limited.take(ids, "")):
-            if held:
-                wanted = read(target, ids[:held])
+        for cached, length in ((cache, n), limited.take(ids, "")):
+            if length:
+                wanted = read(target, ids[:length])
                 for layer, own in zip(cached.layers, wanted.layers, strict=True):
                     torch.testing.assert_close(layer.keys, own.keys, atol=1e-5, rtol=1e-5)
                     torch.testing.assert_close(layer.values, own.values, atol=1e-5, rtol=1e-5)

@@ -42,7 +42,7 @@ CHANGES: dict[str, Change] = {
     "weights swapped": swap_weights,
     "weight of a module in a list": lambda model: setattr(model.lm_head.others[0].weight, "data", torch.zeros(2, 2)),
     "part": lambda model: setattr(model, "lm_head", model.lm_head.base),
-    "parametrised": lambda model: parametrizations.weight_norm(model.lm_head.base),
+    "parametrized": lambda model: parametrizations.weight_norm(model.lm_head.base),
     "compiled": lambda model: model.model.compile(backend="eager"),
 }
 

@@ -25,7 +25,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "no cache": ({"use_cache": False}, "use_cache=True"),
-    "a quantised cache": (
+    "a quantized cache": (
         {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
         "QuantizedCache",
     ),

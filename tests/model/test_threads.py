@@ -74,13 +74,13 @@ def test_plain_forward_is_unaffected_by_a_tree_pass_of_another_thread(shared):
     own, wanted, wanted_of_tree = shared.config._attn_implementation, plain(shared), tree_pass(shared)
     gate = Gate(shared)
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(gate.hold, lambda: tree_pass(shared))
+        paused = pool.submit(gate.hold, lambda: tree_pass(shared))
         assert gate.inside.wait(20)
         assert shared.config._attn_implementation == own
         assert torch.equal(plain(shared), wanted)
         assert torch.equal(tree_pass(shared), wanted_of_tree)
         gate.open()
-        assert torch.equal(held.result(20), wanted_of_tree)
+        assert torch.equal(paused.result(20), wanted_of_tree)
     assert shared.config._attn_implementation == own
     assert torch.equal(plain(shared), wanted)
 

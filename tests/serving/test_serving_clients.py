@@ -108,7 +108,7 @@ def test_prompt_is_scored_without_generation(server, tokenizer):
 
 
 def test_add_special_tokens_applies_to_the_prompt(model):
-    tokenizer = tiny.beginning_tokenizer()
+    tokenizer = tiny.tokenizer_with_bos()
     bare = len(tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
     with serving(model, tokenizer) as server:
         for asked, added in (

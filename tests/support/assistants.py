@@ -38,7 +38,7 @@ def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedMo
     return AutoModel.from_config(CONFIG_MAPPING["muse_glimmer_assistant"](**{**sizes, **config})).eval()
 
 
-def foreseeing_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
+def trained_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
     """Return a DFlash assistant trained on outputs of the counting llama."""
     assistant, vocabulary, places = dflash(model), model.config.vocab_size, 14
     optimizer, draws = torch.optim.Adam(assistant.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-def in_other_words(
+def with_permuted_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int = 2
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the same model and tokenizer with permuted token ids."""

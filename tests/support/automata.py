@@ -29,11 +29,11 @@ class _Place:
     @property
     def forced(self) -> str:
         """The forced text, in the form of a grammar library: one character for each token without alternatives."""
-        said, place = "", self._place
-        while len(self._automaton[place]) == 1 and len(said) < 20:
+        text, place = "", self._place
+        while len(self._automaton[place]) == 1 and len(text) < 20:
             ((token, place),) = self._automaton[place].items()
-            said += chr(65 + token)
-        return said
+            text += chr(65 + token)
+        return text
 
 
 class AutomatonProcessor(LogitsProcessor):

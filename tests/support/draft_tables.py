@@ -15,7 +15,7 @@ FORK = {0: {1: 0.6, 2: 0.4}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.7, 5: 0.3}, 3: {6: 0.
 """0 -> 1 or 2, both -> 3 -> 6 or 7: the two branches meet."""
 
 
-class Told:
+class TableReader:
     """A `Reader` that takes logits from a table and records its inputs."""
 
     def __init__(self, table: Table, size: int = 10) -> None:
@@ -35,7 +35,7 @@ class Told:
         return self.rows[list(tokens)].log()
 
 
-def grown(table: Table, rules: Rules, text: Sequence[int] = (0,), **more: object) -> tuple[Graph, Told]:
-    reader = Told(table)
+def grown(table: Table, rules: Rules, text: Sequence[int] = (0,), **more: object) -> tuple[Graph, TableReader]:
+    reader = TableReader(table)
     budget, vocabulary = more.pop("budget", Budget()), more.pop("vocabulary", 10)
     return grow(reader, torch.tensor(text), rules, budget, vocabulary, **more), reader

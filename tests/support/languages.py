@@ -29,7 +29,7 @@ def table(seed: int, spread: float) -> dict[Text, torch.Tensor]:
 P, Q = table(1, 1.0), table(2, 1.5)
 
 
-class Tabled:
+class LogitSampler:
     """Sample from the given logits at temperature 1."""
 
     generator = None
@@ -86,7 +86,7 @@ def texts(drafts: Callable[[Text], Draft], verify: Callable[..., Step], runs: in
         while len(text) < LENGTH:
             before = tuple(text)
             draft = drafts(before)
-            verify(draft, logits_at(draft, before), append, Tabled())
+            verify(draft, logits_at(draft, before), append, LogitSampler())
         seen[tuple(text)] += 1
     return seen
 

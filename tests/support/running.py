@@ -18,11 +18,11 @@ class GoneError(Exception):
 
 
 class Texts:
-    """Sequences of one running batch, with their outputs in `said`."""
+    """Sequences of one running batch, with their outputs in `outputs`."""
 
     def __init__(self, model, backend=EAGER):
         self.model, self.batch = model, RunningBatch(Target(model), backend)
-        self.said: dict[Request, list[int]] = {}
+        self.outputs: dict[Request, list[int]] = {}
         self.ended: list[Request] = []
 
     def join(
@@ -53,7 +53,7 @@ class Texts:
             streamed=streamed,
             reading=reading,
         )
-        output = self.said[row] = []
+        output = self.outputs[row] = []
 
         def emit(step):
             output.extend(step.tokens)

@@ -51,7 +51,7 @@ def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: Target) ->
     return drafter.start(prompt, target)
 
 
-def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
+def recorded_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
     """Record all future drafts: for each sequence that the drafter starts, a list of drafts with the tokens before."""
     found: list[list[tuple[list[int], Draft]]] = []
     start = drafter.start

@@ -23,7 +23,7 @@ from token_recycling.serving.http_server import HttpServer
 PROMPT = "for index in"
 
 
-class Hasty:
+class QuickAsyncio:
     """asyncio with shorter sleeps: uvicorn sleeps 0.1 s before each check for shutdown, and while shutting down."""
 
     def __getattr__(self, name: str) -> Any:
@@ -33,7 +33,7 @@ class Hasty:
         await asyncio.sleep(seconds / 20)
 
 
-uvicorn.server.asyncio = Hasty()
+uvicorn.server.asyncio = QuickAsyncio()
 
 
 class Serving:

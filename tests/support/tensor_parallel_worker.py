@@ -31,11 +31,11 @@ def main(folder: Path) -> None:
         accelerate(model, drafter)
         texts[drafter] = [model.generate(ids, max_new_tokens=24, do_sample=False) for ids in wanted["prompts"]]
     weight = model.model.layers[0].mlp.up_proj.weight
-    held = weight.to_local() if hasattr(weight, "to_local") else weight
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
     found = {
         "texts": texts,
         "mat": model.acceleration.total.mat,
-        "sharded": held.shape[0] == model.config.intermediate_size // 2,
+        "sharded": local.shape[0] == model.config.intermediate_size // 2,
     }
     torch.save(found, folder / f"rank{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

@@ -147,7 +147,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
 
 
-def beginning_tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer_with_bos() -> PreTrainedTokenizerFast:
     """Return the same tokenizer, but with a special token before every prompt, as in Llama's."""
     made = tokenizer()
     special = [("<end>", made.eos_token_id)]

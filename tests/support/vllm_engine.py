@@ -78,8 +78,8 @@ def greedy(tokens: int) -> SamplingParams:
 def wanted(model: LlamaForCausalLM, prompt: list[int], tokens: int, **options: Any) -> list[int]:
     """Return the greedy output of transformers, with `options` of its `generate`."""
     ids = torch.tensor([prompt])
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **options)
-    return said[0, len(prompt) :].tolist()
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **options)
+    return output[0, len(prompt) :].tolist()
 
 
 def prompts(number: int, shortest: int = 1, longest: int = 90) -> list[list[int]]:

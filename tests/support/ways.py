@@ -93,10 +93,10 @@ def conversation(model: PreTrainedModel, generate: Generate) -> list[torch.Tenso
     """Decode three turns on one cache, twice."""
     found = []
     for _ in range(2):
-        held, text = DynamicCache(config=model.config), tiny.prompt(0, 8)
+        shared, text = DynamicCache(config=model.config), tiny.prompt(0, 8)
         for turn in range(3):
-            text = generate(text, past_key_values=held, max_new_tokens=8)
-            found += [text, held.layers[-1].values]
+            text = generate(text, past_key_values=shared, max_new_tokens=8)
+            found += [text, shared.layers[-1].values]
             text = torch.cat([text, tiny.prompt(turn, 1 + turn)], dim=1)
     return found
 

@@ -153,7 +153,7 @@ def test_running_batch_copies_twice_per_step_and_equals_generate():
             running.step()
             crossed.append(card.crossed - before)
         running.finish()
-    assert list(running.said.values()) == wanted
+    assert list(running.outputs.values()) == wanted
     assert len(crossed) > 5
     assert all(one == {"to card": 1, "to host": 1} for one in crossed)
 
@@ -170,7 +170,7 @@ def test_running_batch_continues_after_a_processor_fails():
         running.step()
         warper.temperature = None
         running.finish()
-    assert [running.said[first], running.said[last]] == [wanted[0], wanted[2]]
+    assert [running.outputs[first], running.outputs[last]] == [wanted[0], wanted[2]]
     assert isinstance(failed.error, TypeError)
 
 

@@ -43,7 +43,7 @@ CHANGES: dict[str, Change] = {
     "swapped": lambda model: setattr(
         model.lm_head.base, "weight", torch.nn.Parameter(model.lm_head.base.weight.detach().flip(0))
     ),
-    "parametrised": lambda model: parametrize.register_parametrization(model.lm_head.base, "weight", Reversed()).eval(),
+    "parametrized": lambda model: parametrize.register_parametrization(model.lm_head.base, "weight", Reversed()).eval(),
     "other numbers": lambda model: model.lm_head.base.load_state_dict(
         {"weight": model.lm_head.base.weight.detach().flip(0)}
     ),

@@ -52,7 +52,7 @@ def test_requests_that_join_and_leave_equal_single_decoding(family, seed):
     texts.finish()
     for request, output in wanted.items():
         left = isinstance(request.error, GoneError)
-        assert texts.said[request] == (output[: len(texts.said[request])] if left else output), request.error
+        assert texts.outputs[request] == (output[: len(texts.outputs[request])] if left else output), request.error
     passes = passes_or_reason(Target(model))
     assert passes.batch > 4
     assert passes._graphs.replays > 20
@@ -68,7 +68,7 @@ def test_capacity_grows_while_requests_run():
     rows.append(texts.join(prompts[1], 20))
     texts.finish()
     for row, ids, new in zip(rows, prompts, (60, 20), strict=True):
-        assert texts.said[row] == plain(model, ids, new)
+        assert texts.outputs[row] == plain(model, ids, new)
 
 
 def test_finished_requests_are_stored_in_the_prefix_cache():
@@ -79,9 +79,9 @@ def test_finished_requests_are_stored_in_the_prefix_cache():
         others = texts.join(tiny.prompt(5, 8), 30)
         row = texts.join(ids, 12, hints=hints)
         texts.finish()
-        output = texts.said[row]
+        output = texts.outputs[row]
         assert output == plain(model, ids, 12)
-        assert texts.said[others] == plain(model, tiny.prompt(5, 8), 30)
+        assert texts.outputs[others] == plain(model, tiny.prompt(5, 8), 30)
         assert bool(row.stats.cached_tokens) == bool(turn)
         ids = torch.cat([ids, torch.tensor([output])], dim=1)
 

@@ -1,4 +1,4 @@
-"""Weight-only quantised models are accelerated; activations whose rounding depends on the pass size are refused."""
+"""Weight-only quantized models are accelerated; activations whose rounding depends on the pass size are refused."""
 
 import warnings
 from typing import Any
@@ -62,21 +62,21 @@ class Coarse(torch.nn.Linear):
 
 @pytest.fixture
 def coarse(model):
-    """A model of a tested family, quantised in an unknown way."""
+    """A model of a tested family, quantized in an unknown way."""
     for module in [module for module in model.modules() if type(module) is torch.nn.Linear]:
         module.__class__ = Coarse
     return model
 
 
-def test_self_test_finds_unrecognised_rounding_of_activations(coarse):
+def test_self_test_finds_unrecognized_rounding_of_activations(coarse):
     found = tr.check(coarse, self_test=True)
     assert DEPENDS in str(found.reason)
     assert_refused(coarse, "are rounded coarsely")
 
 
-def test_quantised_model_of_a_tested_family_is_self_tested(coarse):
+def test_quantized_model_of_a_tested_family_is_self_tested(coarse):
     assert tr.why_not(coarse) is None
-    coarse.is_quantized = True  # as transformers marks loaded quantised models
+    coarse.is_quantized = True  # as transformers marks loaded quantized models
     assert_refused(coarse, DEPENDS)
 
 
@@ -93,7 +93,7 @@ def test_weight_only_torchao_models_are_accelerated(model, torchao, kind):
     assert_exact(model)
 
 
-def test_torchao_models_with_quantised_activations_are_refused(torchao):
+def test_torchao_models_with_quantized_activations_are_refused(torchao):
     """One scale per tensor is refused immediately, one per token by the self-test."""
     for how, reason in ({"granularity": torchao.PerTensor()}, "share one scale"), ({}, "are rounded coarsely"):
         model = tiny.llama(context=1, num_hidden_layers=4)
