@@ -1,4 +1,4 @@
-"""Loading a GGUF file gives the model that transformers reads from it; the file is unpacked once, completely or not."""
+"""A loaded GGUF file is the model that transformers reads from it, unpacked once, completely or not at all."""
 
 import json
 import os

@@ -38,10 +38,12 @@ def read(target, text):
     return cache
 
 
-def after(target, text, cache=None):
-    """Return the logits after `text`, whose first tokens may be in a cache."""
-    cache = target.new_cache() if cache is None else cache
-    return target.read(text[None, cache.length :], cache, last=1)[0, -1]
+def check_logits(target, text, cache):
+    """Assert that the logits after `text`, whose first tokens are cached, equal those without a cache."""
+    found, wanted = (
+        target.read(text[None, each.length :], each, last=1)[0, -1] for each in (cache, target.new_cache())
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
@@ -54,28 +56,25 @@ def test_logits_after_a_stored_prefix_equal_a_full_read(case):
         longer = text if target.info.reads_on else text[:21]
         cache, n = kept.take(longer, "")
         assert n == cache.length == 20
-        wanted = after(target, longer)
-        torch.testing.assert_close(after(target, longer, cache), wanted, atol=1e-4, rtol=1e-4)
+        check_logits(target, longer, cache)
     assert target.info.reads_on or kept.take(text, "")[1] == 0
     other = text[:24].clone()
     other[12] = (text[12] + 1) % target.vocab_size  # only this token differs
     cache, n = kept.take(other, "")
     assert n == cache.length == (0 if target.info.recurrent else 12)
-    wanted = after(target, other)
-    torch.testing.assert_close(after(target, other, cache), wanted, atol=1e-4, rtol=1e-4)
+    check_logits(target, other, cache)
     for end in (10, 10, 30):  # within the stored prefix, at a stored end, and beyond
         kept.keep(text[:end], read(target, text[:end]), "")
         assert kept.nbytes == bytes_of(kept)
         cache, n = kept.take(text[: end + 1], "")
         assert n == end
-        wanted = after(target, text[: end + 1])
-        torch.testing.assert_close(after(target, text[: end + 1], cache), wanted, atol=1e-4, rtol=1e-4)
+        check_logits(target, text[: end + 1], cache)
     for end in (25, 13, 9):  # another text branches off; recurrent states exist only at stored ends
         other = text[: end + 2].clone()
         other[end] = (text[end] + 1) % target.vocab_size
         cache, n = kept.take(other, "")
         assert n == (end if not target.info.recurrent else end // 10 * 10 if target.info.reads_on else 0)
-        torch.testing.assert_close(after(target, other, cache), after(target, other), atol=1e-4, rtol=1e-4)
+        check_logits(target, other, cache)
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +205,7 @@ def test_prefixes_longer_than_a_window_are_complete():
     for end in (60, 13, 30):
         again, n = kept.take(text[:end], "")
         assert n == end - 1
-        wanted = after(target, text[:end])
-        torch.testing.assert_close(after(target, text[:end], again), wanted, atol=1e-4, rtol=1e-4)
+        check_logits(target, text[:end], again)
 
 
 def test_cache_with_dropped_slots_is_not_stored():
@@ -228,7 +226,7 @@ def test_cache_with_dropped_slots_is_not_stored():
     assert dropped > 20 - 8, "slots that the first token of the branch sees are gone"
     cache, n = whole.take(branch, "")
     assert n == 20
-    torch.testing.assert_close(after(target, branch, cache), after(target, branch), atol=1e-4, rtol=1e-4)
+    check_logits(target, branch, cache)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
@@ -244,4 +242,4 @@ def test_rows_of_a_batch_are_stored_separately(case):
         longer = torch.cat([text, of(1)])
         found, n = kept.take(longer, "")
         assert n == len(text)
-        torch.testing.assert_close(after(target, longer, found), after(target, longer), atol=1e-4, rtol=1e-4)
+        check_logits(target, longer, found)
