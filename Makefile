@@ -32,7 +32,7 @@ test: setup      ## run the tests required before every commit (five to ten minu
 	$(RUN)/python -m pytest $(WORKERS)
 
 ONE_FAMILY := test_trees_equal_linear_decoding_and_outputs_equal_generate[llama-sdpa]
-QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_drawn.py \
+QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_sampled.py \
 	'tests/model/test_architectures.py::$(ONE_FAMILY)'
 test-quick: setup ## run tests of loop, trees, recycling and one model family (under a minute on two cores)
 	$(RUN)/python -m pytest --numprocesses 2 $(QUICK)

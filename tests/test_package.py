@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "token_recycling"
 
 
-def tracked(*folders):
+def tracked_files(*folders):
     """Return the files tracked by git, as paths in the repository."""
     listed = subprocess.run(["git", "ls-files", "-z", "--", *folders], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -21,7 +21,7 @@ def tracked(*folders):
     return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
 
 
-def built(kind):
+def built_files(kind):
     """Return the paths of the files that a build would contain."""
     builders = pytest.importorskip(f"hatchling.builders.{kind}", reason="no hatchling, which builds the package")
     builder = getattr(builders, f"{kind.capitalize()}Builder")(str(ROOT))
@@ -29,14 +29,14 @@ def built(kind):
 
 
 def test_wheel_contains_the_package_and_all_its_data():
-    held, wanted = built("wheel"), tracked("token_recycling")
+    held, wanted = built_files("wheel"), tracked_files("token_recycling")
     assert wanted <= held
     assert {name.partition("/")[0] for name in held} == {"token_recycling"}
     assert {Path(name).suffix for name in wanted} >= {".py", ".html", ".js", ".css", ".svg", ".typed"}
 
 
 def test_sdist_contains_the_project_without_weights_and_results():
-    held, wanted = built("sdist"), tracked()
+    held, wanted = built_files("sdist"), tracked_files()
     left_out = {name for name in wanted if name.startswith(("models/", "docs/results/"))}
     assert wanted - left_out <= held
     assert left_out

@@ -11,7 +11,7 @@ from token_recycling._util.files import cache_folder
 from token_recycling.bench.data import MT_BENCH, SOURCES, DataSource, digest, load
 
 
-def written(path, *rows):
+def write_rows(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
@@ -25,7 +25,7 @@ def test_questions_in_spec_bench_format(tmp_path):
     rows.append(question(200, "translation", "Guten Tag", reference=["Good day"]))
     rows.append(question(300, "rag", "When?", reference=[["1624", "17th century"]]))
     (tmp_path / "spec_bench").mkdir()
-    found = load([written(tmp_path / "spec_bench" / "question.jsonl", *rows)])
+    found = load([write_rows(tmp_path / "spec_bench" / "question.jsonl", *rows)])
     assert [one.category for one in found] == ["mt_bench", "translation", "rag"] + ["mt_bench"] * 7
     assert [one.name for one in found[:4]] == ["spec_bench/80", "spec_bench/200", "spec_bench/300", "spec_bench/81"]
     assert found[0].turns == ("Hello.", "And?")
@@ -52,10 +52,10 @@ SETS = [
 
 def test_questions_from_a_file(tmp_path):
     rows, wanted = zip(*SETS, strict=True)
-    path = written(tmp_path / "own.jsonl", *rows)
+    path = write_rows(tmp_path / "own.jsonl", *rows)
     found = sorted(load([f"set={path}"]), key=lambda one: one.name)
     assert [(one.name, one.category, one.form, one.references) for one in found] == sorted(wanted)
-    one = written(tmp_path / "own.jsonl", question(2, "code", "Write it."))
+    one = write_rows(tmp_path / "own.jsonl", question(2, "code", "Write it."))
     assert [(each.name, each.category) for each in load([one])] == [("own/2", "own")]
 
 
@@ -74,7 +74,7 @@ def test_texts_from_a_folder(tmp_path):
 
 def test_limit_applies_per_category_and_digest_depends_on_the_questions(tmp_path):
     rows = [question(place, "ab"[place % 2], f"Question {place}?") for place in range(6)]
-    path = written(tmp_path / "own.jsonl", *rows)
+    path = write_rows(tmp_path / "own.jsonl", *rows)
     assert [one.name for one in load([path], limit=2)] == ["own/0", "own/1", "own/2", "own/3"]
     assert digest(load([path])) == digest(load([path])) != digest(load([path], limit=2))
 
@@ -100,7 +100,7 @@ def test_error_names_the_problem_in_a_file(tmp_path, content, words):
 
 
 def test_error_names_the_invalid_name(tmp_path):
-    path = written(tmp_path / "own.jsonl", {"text": "x"})
+    path = write_rows(tmp_path / "own.jsonl", {"text": "x"})
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     latin = str(tmp_path / "latin.txt")
     for names, said in ((["nothing.jsonl"], r"nothing\.jsonl"), ([path, path], "'own/1' 2 times"), ([latin], "UTF-8")):

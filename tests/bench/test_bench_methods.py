@@ -75,7 +75,7 @@ def test_call_that_falls_back_to_generate_is_refused(model):
         parse("plain").decode(model, Call({**arguments, "use_cache": False}))
 
 
-def replayed(method, model, prompt, text):
+def replay(method, model, prompt, text):
     """Return the outcome of a method that replays a given text."""
     arguments = BenchmarkConfig(model, None, len(text)).arguments([torch.tensor(prompt)], len(text))
     return method.decode(model, Call(arguments, torch.tensor(text)))
@@ -87,7 +87,7 @@ def test_replay_follows_the_text_instead_of_the_model(counting):
     """
     method, text = Drafted("recycling"), [1, 2, 3, 4, 5, 9, 10, 11, 3]
     method.drafter = learned(counting, "chain:4")
-    found = replayed(method, counting, [14, 15, 0], text)
+    found = replay(method, counting, [14, 15, 0], text)
     assert found.lengths == [5, 1, 3]
     assert found.tokens == [text]
     assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
@@ -107,12 +107,12 @@ def test_replay_selects_tokens_node_by_node(counting):
 def test_drafter_learns_from_the_models_logits_in_replay(counting):
     """The text increases by two, the model by one: 13 is learned after 12, and 14 is never drafted."""
     method = Drafted("published:tree=chain:1,k=1")
-    assert replayed(method, counting, [0], [2, 4, 6, 8, 10, 12, 14]).steps == 7
+    assert replay(method, counting, [0], [2, 4, 6, 8, 10, 12, 14]).steps == 7
     assert method.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
-    assert replayed(method, counting, [10], [12, 14]).lengths == [1, 1]
-    assert replayed(method, counting, [12], [13, 5]).lengths == [2]
+    assert replay(method, counting, [10], [12, 14]).lengths == [1, 1]
+    assert replay(method, counting, [12], [13, 5]).lengths == [2]
     method.reset()
-    assert replayed(method, counting, [12], [13, 5]).lengths == [1, 1]
+    assert replay(method, counting, [12], [13, 5]).lengths == [1, 1]
 
 
 def test_prompt_lookup_is_replayed_by_its_drafter():
@@ -173,7 +173,7 @@ def test_oracle_drafts_up_to_the_first_disagreement(counting, folder):
 def test_oracle_replays_a_text_and_refuses_sampling(counting, folder):
     """The text jumps after 7, where the draft model would count on."""
     text = [4, 5, 6, 7, 12, 13, 14]
-    found = replayed(Oracle("", folder), counting, [3], text)
+    found = replay(Oracle("", folder), counting, [3], text)
     assert (found.tokens, found.lengths) == ([text], [3, 2, 2])
     assert found.stats.discarded == 0
     with pytest.raises(ValueError, match="needs greedy decoding, got sampling"):

@@ -64,7 +64,7 @@ class Stop(BaseException):
     """Stands in for KeyboardInterrupt, which pytest would handle itself."""
 
 
-def stopping(after):
+def stop_after(after):
     events = []
 
     def hook(event):
@@ -89,11 +89,11 @@ def stopping(after):
 def test_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, after):
     where, asked = benching.setup(repeats=2, max_new_tokens=12), plan(3, replay, ("generate", spec))
     wanted = benching.run(where, asked, tmp_path / "whole")
-    _, hook = stopping(after)
+    _, hook = stop_after(after)
     with pytest.raises(Stop):
         benching.run(where, asked, tmp_path / "parts", hook)
     before = benching.rows(tmp_path / "parts")
-    events, hook = stopping(10**6)
+    events, hook = stop_after(10**6)
     found = benching.run(where, asked, tmp_path / "parts", hook)
     assert found[: len(before)] == before
     assert benching.timeless(found) == benching.timeless(wanted)
@@ -115,7 +115,7 @@ def test_truncated_row_is_measured_again_and_a_finished_run_measures_nothing(tmp
     path.write_bytes(whole[: whole.index(b"\n", len(whole) // 2) + 20])
     again = benching.run(where, plan(2), tmp_path)
     assert benching.timeless(again) == benching.timeless(wanted)
-    events, hook = stopping(10**6)
+    events, hook = stop_after(10**6)
     assert benching.run(where, plan(2), tmp_path, hook) == again
     assert events == []
 
@@ -148,7 +148,7 @@ def test_every_repeat_starts_with_drafters_that_have_not_seen_the_prompt(tmp_pat
 
 
 def test_order_of_methods_rotates(tmp_path):
-    events, hook = stopping(10**6)
+    events, hook = stop_after(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
     order = [one.method.spec for one in events if one.phase == "measuring" and one.outcomes is None]
     firsts = order[:: len(SPECS)]

@@ -19,7 +19,7 @@ def figures(*rows, baseline=(), clock="wall"):
     return found.iloc[0]
 
 
-def differing(margin):
+def different_row(margin):
     return row(identical=False, divergence={"turn": 0, "place": 1, "margin": margin, "expected": 1, "got": 2})
 
 
@@ -54,10 +54,10 @@ FIGURES = {
     "drafted nodes per step, without the root": ([row(nodes={"9": 3}), row(nodes={"1": 1}), row()], {"drafted": 6}),
     "nothing drafted": ([row()], {"drafted": NONE, "speedup": NONE}),
     "margins of different outputs": (
-        [row(identical=True), differing(-0.1), row(), differing(0.3)],
+        [row(identical=True), different_row(-0.1), row(), different_row(0.3)],
         {"compared": 3, "identical": 1, "largest_margin": 0.3},
     ),
-    "an unknown margin": ([differing(0.3), differing(None)], {"largest_margin": float("inf")}),
+    "an unknown margin": ([different_row(0.3), different_row(None)], {"largest_margin": float("inf")}),
 }
 
 

@@ -16,7 +16,7 @@ from token_recycling.drafters._registry import own_names
 DOCS = ROOT / "docs"
 
 
-def built(folder, page):
+def build_page(folder, page):
     """Build a site of one page, with this site's settings; mkdocs raises errors in strict mode."""
     build = pytest.importorskip("mkdocs.commands.build")
     config = pytest.importorskip("mkdocs.config")
@@ -33,7 +33,7 @@ def built(folder, page):
 def test_page_with_links_and_references_is_built(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     links = "[here](#page) [changes](../CHANGELOG.md) [a test](../tests/conftest.py)"
-    page = built(tmp_path, f"# Page\n\n{links}\n\n::: token_recycling.Stats")
+    page = build_page(tmp_path, f"# Page\n\n{links}\n\n::: token_recycling.Stats")
     assert '<a href="CHANGELOG.html">changes</a>' in page
     assert "a test (<code>tests/conftest.py</code>)" in page
     assert "Mean accepted tokens per step" in page
@@ -46,7 +46,7 @@ def test_dead_link_or_missing_reference_fails(tmp_path, monkeypatch, wrong):
     exceptions = pytest.importorskip("mkdocs.exceptions")
     monkeypatch.chdir(ROOT)
     with pytest.raises((exceptions.Abort, exceptions.MkDocsException)):
-        built(tmp_path, f"# Page\n\n{wrong}\n")
+        build_page(tmp_path, f"# Page\n\n{wrong}\n")
 
 
 def test_every_page_is_in_the_navigation():

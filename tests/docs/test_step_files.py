@@ -16,13 +16,13 @@ TOOK = OnlineCurve.took
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-def listed() -> dict[str, str]:
+def listed_files() -> dict[str, str]:
     """Return each file of the table, with its part of the step."""
     table = PAGE.read_text(encoding="utf-8").partition("## Source files of one step")[2].partition("\n## ")[0]
     return dict(re.findall(r"\| `([\w/]+\.py)` \| (.*) \|", table))
 
 
-def entered() -> set[str]:
+def entered_files() -> set[str]:
     """Return the package's files whose functions are called by steps of the loop."""
     files: set[str] = set()
 
@@ -47,7 +47,7 @@ def entered() -> set[str]:
 def test_page_lists_the_files_of_a_step(monkeypatch):
     """Costs are learned from forward passes that all take a second."""
     monkeypatch.setattr(OnlineCurve, "took", lambda curve, nodes, _: TOOK(curve, nodes, 1.0))
-    files, table = entered(), listed()
+    files, table = entered_files(), listed_files()
     assert files <= table.keys(), f"missing in {PAGE.name}: {sorted(files - table.keys())}"
     unused = {name for name, part in table.items() if "compiled" not in part} - files
     assert not unused, f"not used by a step: {sorted(unused)}"

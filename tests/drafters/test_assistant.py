@@ -26,7 +26,7 @@ def target():
     return tiny.llama(2, vocab_size=SIZE)
 
 
-def fewer_words():
+def small_tokenizer():
     """A tokenizer trained on other text, with fewer tokens of several letters."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,7 +68,7 @@ def test_same_model_with_another_tokenizer_drafts_the_same(target, options):
 @torch.no_grad()
 def test_drafts_equal_those_computed_without_a_cache(target):
     """With tokens that only one of the two vocabularies contains, over steps with rejections."""
-    words = fewer_words()
+    words = small_tokenizer()
     model = tiny.llama(3, vocab_size=len(words))
     translation, text = Translation(WORDS, words, Target(target)), PROMPT[0].tolist()
     assert 256 <= len(translation.shared) < min(SIZE, len(words))
@@ -102,7 +102,7 @@ def test_nothing_is_drafted_without_translatable_tokens(target):
 
 def test_prompt_begins_with_the_assistants_special_token_and_leading_spaces_are_kept():
     """The target's tokenizer strips a leading space."""
-    words = fewer_words()
+    words = small_tokenizer()
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single="<start> $A", special_tokens=[("<start>", words.bos_token_id)]
     )

@@ -63,7 +63,7 @@ def test_invalid_documents_are_refused(tmp_path, documents, value):
 # damaged files
 
 
-def rewritten(path, arrays=None, **header):
+def modified_store(path, arrays=None, **header):
     """Write a small datastore with some arrays and header fields replaced."""
     build([[1, 2, 3], [1, 2, 4]], path, "abc")
     held = {**load_file(path), **(arrays or {})}
@@ -91,7 +91,7 @@ def rewritten(path, arrays=None, **header):
     ids=str,
 )
 def test_truncated_or_invalid_files_are_refused(tmp_path, arrays, header, length):
-    path = rewritten(tmp_path / "store", arrays, **header)
+    path = modified_store(tmp_path / "store", arrays, **header)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * length)])
     with pytest.raises(DatastoreError, match=re.escape(str(path))):
         Datastore(path)
@@ -104,11 +104,11 @@ def test_truncated_or_invalid_files_are_refused(tmp_path, arrays, header, length
 def test_damaged_chains_end_and_invalid_tokens_are_refused(tmp_path, place):
     """With any positions, reads stay within the text and every look-up ends. Invalid tokens are found by look-ups."""
     for name in ("before", "newest"):
-        array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)
-        broken = Datastore(rewritten(tmp_path / name, {name: np.full_like(array, place)}))
+        array = getattr(Datastore(modified_store(tmp_path / "store")).index, name)
+        broken = Datastore(modified_store(tmp_path / name, {name: np.full_like(array, place)}))
         assert len(broken.continuations(np.array([1, 2]), 2, 2, 5000)) <= 5000
     wrong = Datastore(tmp_path / "store").tokens.copy()
     wrong[2] = 70
-    broken = Datastore(rewritten(tmp_path / "tokens", {"tokens": wrong}))
+    broken = Datastore(modified_store(tmp_path / "tokens", {"tokens": wrong}))
     with pytest.raises(DatastoreError, match="got 4 to 70"):
         broken.continuations(np.array([1, 2]), 2, 1, 9)

@@ -9,15 +9,15 @@ from support.draft_tables import FORK, grown
 from token_recycling.drafters._shared.graph import Rules
 
 
-def nested(graph):
+def bracketed(graph):
     """Return the unrolled tree: children in parentheses after each token, copies with a star."""
     draft = graph.unrolled(99)
 
-    def written(node):
-        below = " ".join(map(written, draft.children[node]))
+    def node_text(node):
+        below = " ".join(map(node_text, draft.children[node]))
         return f"{'*' * (node in graph.copied)}{int(draft.tokens[node])}{f'({below})' if below else ''}"
 
-    return written(0)
+    return node_text(0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_expanded_nodes(rules, layers):
 
 def test_tree_has_the_most_probable_children_of_every_node():
     graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=99))
-    assert nested(graph) == "0(1(3 4) 2(3 5))"
+    assert bracketed(graph) == "0(1(3 4) 2(3 5))"
     assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
 
 
@@ -52,7 +52,7 @@ def test_children_of_a_merged_node_are_copied():
     graph, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
     assert reader.parents == [[0, 0], [1, 2]]
     assert [graph.tokens[node] for node in graph.merged] == [3]
-    assert nested(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
+    assert bracketed(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
     draft = graph.unrolled(99)
     (copy,) = [node for node in graph.copied if draft.tokens[node] == 6]
     assert draft.values[copy] == pytest.approx(0.4 * 0.7 * 0.8)

@@ -74,7 +74,7 @@ def check_pair(target, drafter):
     runs.check_same(target, drafter, tiny.prompt(0, 5), max_new_tokens=8)
 
 
-def saved(model, tokenizer, folder):
+def save(model, tokenizer, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -84,7 +84,7 @@ def saved(model, tokenizer, folder):
 def test_padded_vocabularies_are_accepted(tokenizer, tmp_path, ours, theirs):
     """Target or draft model have logits beyond the tokens of their common tokenizer."""
     target, draft = (
-        saved(tiny.llama(vocab_size=len(tokenizer) + more), tokenizer, tmp_path / name)
+        save(tiny.llama(vocab_size=len(tokenizer) + more), tokenizer, tmp_path / name)
         for name, more in (("target", ours), ("draft", theirs))
     )
     model = LlamaForCausalLM.from_pretrained(target)
@@ -99,7 +99,7 @@ def test_different_tokenizer_is_refused(tokenizer, tmp_path):
     state = state.replace('"Ġ":', '"!!":').replace('"!":', '"Ġ":').replace('"!!":', '"!":')
     other = PreTrainedTokenizerFast(tokenizer_object=type(tokenizer.backend_tokenizer).from_str(state))
     target, draft = (
-        saved(tiny.llama(vocab_size=len(tokenizer)), words, tmp_path / name)
+        save(tiny.llama(vocab_size=len(tokenizer)), words, tmp_path / name)
         for name, words in (("target", tokenizer), ("draft", other))
     )
     with pytest.raises(ValueError, match=r"2 of \d+ tokens; token 1 is '!' and 'Ġ'; choose"):

@@ -11,7 +11,7 @@ from token_recycling.drafters._shared.reader import Reader
 from token_recycling.model.target import Target
 
 
-def after(model, text, *more):
+def logits_after(model, text, *more):
     """Return the logits of an ordinary forward pass over the text and further tokens."""
     with torch.no_grad():
         return model(input_ids=torch.cat([text, torch.tensor(more, dtype=torch.long)])[None], use_cache=False).logits[
@@ -33,7 +33,7 @@ def compare(model, length):
         found += reader.read_layer([1, 1, 2], [9, 3, 2])
         found += reader.read_layer([4], [8])
         for logits, path in zip(found, [[], *paths], strict=True):
-            torch.testing.assert_close(logits, after(model, text, *path), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(logits, logits_after(model, text, *path), atol=1e-4, rtol=1e-4)
         reader.keep([2, 5])
         text = torch.cat([text, torch.tensor([7, 2, 11, 4])])
         assert reader.cached == len(text) - 2
@@ -54,7 +54,7 @@ def test_other_architectures_can_draft(case):
 def test_many_new_tokens_are_read_like_a_prompt(model):
     text, reader = tiny.prompt(0, 90)[0], Reader(Target(model))
     reader.read(text[:5])
-    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(reader.read(text)[0], logits_after(model, text), atol=1e-4, rtol=1e-4)
     assert reader.cached == 90
 
 
@@ -62,7 +62,7 @@ def test_many_new_tokens_are_read_like_a_prompt(model):
 def test_tokens_beyond_the_vocabulary_are_read_as_its_last_token():
     model = tiny.llama(vocab_size=20)
     reader, text = Reader(Target(model)), torch.tensor([3, 19, 57, 4])
-    torch.testing.assert_close(reader.read(text)[0], after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(reader.read(text)[0], logits_after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def test_any_tree_is_read_and_any_path_kept(data):
     """If no path is kept, the sequence is read again. Nodes that are not kept are discarded."""
     text, reader = tiny.prompt(1, 4)[0], Reader(Target(MODEL))
     for _ in range(3):
-        torch.testing.assert_close(reader.read(text)[0], after(MODEL, text), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(reader.read(text)[0], logits_after(MODEL, text), atol=1e-4, rtol=1e-4)
         paths = [[]]
         numbers = [[]]
         last = [0]
@@ -98,7 +98,7 @@ def test_any_tree_is_read_and_any_path_kept(data):
             for parent, token, number, logits in zip(parents, tokens, last, found, strict=True):
                 paths.append([*paths[parent], token])
                 numbers.append([*numbers[parent], number])
-                torch.testing.assert_close(logits, after(MODEL, text, *paths[-1]), atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(logits, logits_after(MODEL, text, *paths[-1]), atol=1e-4, rtol=1e-4)
         if data.draw(st.booleans()):
             kept = data.draw(st.integers(0, len(paths) - 1))
             reader.keep(numbers[kept])

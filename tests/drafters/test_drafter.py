@@ -21,14 +21,14 @@ from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS
 
 
-def install(monkeypatch, *named):
+def install_drafters(monkeypatch, *named):
     """Pretend that packages with these drafters are installed."""
     points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
 
 def test_drafter_of_another_package_is_found_by_name(model, monkeypatch):
-    install(monkeypatch, ("garbage", "support.drafters:Garbage"))
+    install_drafters(monkeypatch, ("garbage", "support.drafters:Garbage"))
     assert tr.drafter_names()[-1] == "garbage"
     drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
     assert isinstance(drafter, Garbage)
@@ -54,7 +54,7 @@ def test_own_drafters_are_found_without_querying_installed_packages(monkeypatch)
     ],
 )
 def test_broken_drafter_of_another_package_is_named_and_others_are_listed(monkeypatch, values):
-    install(monkeypatch, *(("garbage", value) for value in values), ("other", "support.drafters:Garbage"))
+    install_drafters(monkeypatch, *(("garbage", value) for value in values), ("other", "support.drafters:Garbage"))
     with pytest.raises(ValueError, match=f"'garbage' of {ENTRY_POINTS} .*{' and '.join(values)}"):
         tr.make_drafter("garbage")
     assert tr.drafter_names()[-2:] == ["garbage", "other"]

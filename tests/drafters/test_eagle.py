@@ -26,7 +26,7 @@ EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_id
 CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}
 
 
-def head_in(folder, config):
+def write_head(folder, config):
     tensors = tensors_of(config, seed=1)
     return written(folder, config, dict(tensors)), tensors
 
@@ -59,7 +59,7 @@ def test_every_node_equals_that_computed_without_a_cache(name, deep, tmp_path):
     in the cache.
     """
     config = CONFIGS[name]
-    folder, tensors = head_in(tmp_path, config)
+    folder, tensors = write_head(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
     assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
@@ -75,7 +75,7 @@ def test_every_node_equals_that_computed_without_a_cache(name, deep, tmp_path):
 def test_grown_tree_equals_that_of_eagle_2(name, deep, tmp_path):
     """Frontier, pool and final choice as in the authors' program, computed without a cache."""
     config = CONFIGS[name]
-    folder, tensors = head_in(tmp_path, config)
+    folder, tensors = write_head(tmp_path, config)
     k, layers, nodes = 3, 3, 8
     drafter = Eagle(folder, tree=nodes, k=k, depth=layers)
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=12)
@@ -125,7 +125,7 @@ def assert_read_from(begin, drafts, model, tensors):
 @pytest.mark.parametrize("held", [3, 8])
 def test_head_ignores_tokens_cached_before_the_call(held, deep, tmp_path):
     """Their states are unknown: the head reads from there on, at the true positions."""
-    folder, tensors = head_in(tmp_path, EAGLE_3)
+    folder, tensors = write_head(tmp_path, EAGLE_3)
     prompt, cache, drafter = tiny.prompt(2, 9), Target(deep).new_cache().cache, Eagle(folder, tree="0")
     drafts = recorded_drafts(drafter)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_head_ignores_tokens_cached_before_the_call(held, deep, tmp_path):
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
 def test_drafts_are_the_same_when_the_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
-    folder, _ = head_in(tmp_path, config)
+    folder, _ = write_head(tmp_path, config)
 
     whole = drafts_of(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
     monkeypatch.setattr("token_recycling.drafters.eagle.reader._PIECE", 7)
@@ -147,7 +147,7 @@ def test_drafts_are_the_same_when_the_prompt_is_read_in_pieces(config, deep, tmp
 @pytest.mark.parametrize("held", [0, 4])
 def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path):
     """Except that batched prompts are read before the first step, which has a draft. Also after a padded cache."""
-    folder, tensors = head_in(tmp_path, EAGLE_3)
+    folder, tensors = write_head(tmp_path, EAGLE_3)
     texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Eagle(folder, tree="0")
     noted = recorded_drafts(drafter)
     ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (2, 0))])
@@ -174,8 +174,8 @@ def test_drafts_in_a_batch_equal_those_of_single_sequences(held, deep, tmp_path)
 
 def test_fused_heads_receive_their_own_states(deep, tmp_path):
     """Heads of both versions and a drafter without states: each head drafts as on its own."""
-    one, of_one = head_in(tmp_path / "1", EAGLE_1)
-    three, of_three = head_in(tmp_path / "3", EAGLE_3)
+    one, of_one = write_head(tmp_path / "1", EAGLE_1)
+    three, of_three = write_head(tmp_path / "3", EAGLE_3)
     parts = [Eagle(three, tree="0 1"), "suffix", Eagle(one, tree="0 1")]
     steps = drafted_steps(deep, tr.make_drafter("fuse", parts=parts, nodes=30), tiny.prompt(2, 9), max_new_tokens=9)
     for text, step in steps[1:-1]:

@@ -53,7 +53,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 }
 
 
-def made(folder, config, pickled=False):
+def head_of(folder, config, pickled=False):
     """Return a head read from files of a format, and its tensors."""
     tensors = tensors_of({**config, "draft_vocab_size": VOCABULARY} if config is KNOWN[_SILENT] else config)
     return load_head(written(folder, config, dict(tensors), pickled)), tensors
@@ -62,7 +62,7 @@ def made(folder, config, pickled=False):
 _SILENT = "EAGLE-3 without draft_vocab_size"
 
 
-def computed(saved, embedded, states, places):
+def compute_outputs(saved, embedded, states, places):
     """Return outputs (n, WIDTH) of rows that attend to the rows before them."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
@@ -71,12 +71,12 @@ def computed(saved, embedded, states, places):
 
 @pytest.mark.parametrize("config", KNOWN.values(), ids=KNOWN.keys())
 def test_head_computes_the_same_as_its_program(config, tmp_path):
-    saved, tensors = made(tmp_path, config)
+    saved, tensors = head_of(tmp_path, config)
     shape = saved.head.shape
     embedded, read, places = torch.randn(7, WIDTH), torch.randn(7, shape.read_width), torch.arange(3, 10)
     states = saved.head.fused(read)
     assert torch.allclose(states, own_states(config, tensors, read), atol=1e-5)
-    ours = computed(saved, embedded, states, places)
+    ours = compute_outputs(saved, embedded, states, places)
     wanted = outputs_of(config, tensors, embedded, states, places)
     assert torch.allclose(ours, wanted, atol=1e-4)
     if shape.version == 1:
@@ -96,15 +96,15 @@ def test_head_computes_the_same_as_its_program(config, tmp_path):
 
 def test_states_that_a_head_reads(tmp_path):
     """By default the inputs of layers 2, n / 2 and n - 3; for EAGLE-1 the output of the final norm."""
-    assert made(tmp_path / "1", EAGLE_1)[0].head.shape.states_of(32) == (32,)
-    saved = made(tmp_path / "3", EAGLE_3)[0]
+    assert head_of(tmp_path / "1", EAGLE_1)[0].head.shape.states_of(32) == (32,)
+    saved = head_of(tmp_path / "3", EAGLE_3)[0]
     assert saved.head.shape.states_of(32) == (2, 16, 29)
     assert saved.head.ids.tolist() == IDS.tolist()
-    assert made(tmp_path / "all", KNOWN["EAGLE-3 with the whole vocabulary"])[0].head.ids is None
+    assert head_of(tmp_path / "all", KNOWN["EAGLE-3 with the whole vocabulary"])[0].head.ids is None
     none = {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": None}
-    assert made(tmp_path / "s", none)[0].head.shape.states_of(28) == (2, 14, 25)
+    assert head_of(tmp_path / "s", none)[0].head.shape.states_of(28) == (2, 14, 25)
     four = KNOWN["speculators, four states"]
-    assert made(tmp_path / "four", four)[0].head.shape.states_of(32) == (1, 2, 3, 5)
+    assert head_of(tmp_path / "four", four)[0].head.shape.states_of(32) == (1, 2, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_states_that_a_head_reads(tmp_path):
 def test_rotary_parameters_are_those_of_the_file(change, theta, factor, tmp_path):
     """The base is 10,000 if the file has none, whatever the target's."""
     config = {**EAGLE_3, **change}
-    saved, tensors = made(tmp_path, config)
+    saved, tensors = head_of(tmp_path, config)
     embedded, states, places = torch.randn(5, WIDTH), torch.randn(5, WIDTH), torch.arange(50, 55)
     wanted = outputs_of(config, tensors, embedded, states, places / factor, theta=theta)
-    assert torch.allclose(computed(saved, embedded, states, places), wanted, atol=1e-4)
+    assert torch.allclose(compute_outputs(saved, embedded, states, places), wanted, atol=1e-4)
 
 
 def test_embedding_of_the_file_is_used_if_it_differs(tmp_path):
@@ -225,7 +225,7 @@ def test_invalid_head_files_are_refused(tmp_path):
     ],
 )
 def test_head_for_another_model_is_refused(config, sizes, words, tmp_path):
-    made(tmp_path, config)
+    head_of(tmp_path, config)
     with pytest.raises(ValueError, match=words):
         tr.generate(tiny.llama(**sizes), tiny.prompt(0, 4), drafter=Eagle(tmp_path), max_new_tokens=4)
 
@@ -233,7 +233,7 @@ def test_head_for_another_model_is_refused(config, sizes, words, tmp_path):
 def test_saved_head_is_read_back_and_bound_to_its_model(tmp_path):
     model = tiny.llama(num_hidden_layers=6)
     for config in (EAGLE_1, EAGLE_3):
-        saved, _ = made(tmp_path / "from", config)
+        saved, _ = head_of(tmp_path / "from", config)
         save_head(tmp_path / "to", saved.head, model, acceptance=[[0.5]])
         read = load_head(tmp_path / "to")
         assert read.facts["acceptance"] == [[0.5]]

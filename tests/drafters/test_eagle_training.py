@@ -22,7 +22,7 @@ from token_recycling.training.eagle import (
 from token_recycling.training.loop import fit
 
 
-def counted(model, folder):
+def counting_continuations(model, folder):
     prompts = [torch.tensor([seed % 16, (seed + 1) % 16]) for seed in range(24)]
     return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
 
@@ -75,7 +75,7 @@ def test_texts_outside_the_draft_vocabulary_have_no_loss(deep):
 @pytest.mark.parametrize("version", [1, 3])
 def test_head_trained_on_a_counting_model_predicts_it(version, tmp_path):
     losses, model = [], tiny.counting_llama(num_hidden_layers=4)  # so that there are states between layers
-    texts, held_out = counted(model, tmp_path).split(0.25)
+    texts, held_out = counting_continuations(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
     progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
     head = fit(task_of(model, texts, how), Schedule(60, rate=0.02), progress=progress)

@@ -35,7 +35,7 @@ def narrow_assistant():
     return Assistant(tiny.llama(1, vocab_size=60), tokenizer=words, assistant_tokenizer=words)
 
 
-def used_with(model, name):
+def drafter_used_with(model, name):
     """Return a drafter that has learned from a model."""
     drafter = tr.make_drafter(name)
     tr.generate(model, IDS, drafter=drafter, max_new_tokens=4, do_sample=False)
@@ -47,8 +47,8 @@ REFUSED = {
     "specdec_pp": lambda: SpecDecPP(model_of_another_vocabulary(), AcceptanceHead(32, depth=1)),
     "head of another width": lambda: SpecDecPP(tiny.related(tiny.llama()), AcceptanceHead(16, depth=1)),
     "assistant": narrow_assistant,
-    "recycling": lambda: used_with(model_of_another_vocabulary(), "recycling"),
-    "published": lambda: used_with(model_of_another_vocabulary(), "published"),
+    "recycling": lambda: drafter_used_with(model_of_another_vocabulary(), "recycling"),
+    "published": lambda: drafter_used_with(model_of_another_vocabulary(), "published"),
     "unwarmed": lambda: tr.make_drafter("recycling:warmed=true"),
     "layers": lambda: LayerSkip(layers=[9]),
 }

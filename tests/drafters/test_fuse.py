@@ -40,7 +40,7 @@ def test_any_two_drafters_give_the_output_of_generate(model, names, tmp_path):
         check_same(model, drafter, prompt, seed=seed, max_new_tokens=14, **sampling)
 
 
-def sized(drafter):
+def with_fixed_size(drafter):
     """Return the drafter with 16 nodes in place of a number chosen by cost."""
     if drafter.traits.nodes != "auto":
         return drafter
@@ -53,7 +53,7 @@ def test_part_drafts_and_learns_as_alone_if_all_nodes_fit(model, name, first, tm
     """With a second drafter that proposes nothing, every step is the same as without. A part sized by cost proposes up
     to the fused drafter's limit, so it gets a fixed size here.
     """
-    alone, part = (sized(example(name, model, tmp_path / folder)) for folder in ("alone", "part"))
+    alone, part = (with_fixed_size(example(name, model, tmp_path / folder)) for folder in ("alone", "part"))
     idle = tr.make_drafter("plain")
     fused = Fuse([part, idle] if first else [idle, part], nodes=1000)
     for seed in range(3):

@@ -37,7 +37,7 @@ def counting_heads(folder, model, heads=3):
     return folder
 
 
-def drafted(drafter, model, text):
+def draft_after(drafter, model, text):
     """Return rank paths and tokens drafted after a text whose last token is the model's own choice."""
     _, step = islice(tr.stream(model, torch.tensor([text[:-1]]), drafter, max_new_tokens=50), 2)
     return " ".join("".join(map(str, path)) for path in rank_paths(step.draft)[1:]), step.draft.tokens.tolist()
@@ -77,7 +77,7 @@ def test_heads_draft_from_the_state_before_the_root(counting, tmp_path, monkeypa
     """In a given tree, the best of n nodes, or the number that pays, by measured accuracy."""
     if seconds:
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    found = drafted(Medusa(counting_heads(tmp_path, counting), tree=tree), counting, [3, 4, 5])
+    found = draft_after(Medusa(counting_heads(tmp_path, counting), tree=tree), counting, [3, 4, 5])
     assert found[0] == wanted
     assert found[1] == tokens
 
@@ -95,7 +95,7 @@ def test_grown_tree_depends_on_the_probabilities_of_the_step(counting, tmp_path)
         heads = perfect_heads(2)
         heads.output.data *= torch.tensor(factors)[:, None, None]
         save_heads(tmp_path, heads, counting, [[0.5], [0.5]])
-        assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == wanted
+        assert draft_after(Medusa(tmp_path, tree=2), counting, [1, 2]) == wanted
 
 
 def test_heads_that_do_not_fit_are_refused(counting, tmp_path):
@@ -144,7 +144,7 @@ def test_examples_pair_states_with_later_tokens(model):
     assert torch.allclose(hidden, torch.cat([first, second]), atol=1e-5)
 
 
-def counted(model, folder):
+def counting_continuations(model, folder):
     prompts = [torch.tensor([seed % VOCABULARY, (seed + 1) % VOCABULARY]) for seed in range(24)]
     return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
 
@@ -153,7 +153,7 @@ def counted(model, folder):
 def test_heads_trained_on_a_counting_model_predict_it(counting, tmp_path, own):
     """The target is in 16 bits; its heads are trained in 32."""
     losses = []
-    texts, held_out = counted(counting, tmp_path).split(0.25)
+    texts, held_out = counting_continuations(counting, tmp_path).split(0.25)
     counting.to(torch.bfloat16)
     task = task_of(counting, texts, MedusaTraining(heads=2, own_output=own, batch=4))
     heads = fit(task, Schedule(80, rate=0.03), progress=lambda step, steps, loss: losses.append(loss))
@@ -163,4 +163,4 @@ def test_heads_trained_on_a_counting_model_predict_it(counting, tmp_path, own):
     assert [ranks[0] for ranks in measured] == pytest.approx([1, 1])
     assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
     save_heads(tmp_path, heads.bfloat16(), counting, measured)
-    assert drafted(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0 00", [2, 3, 4])
+    assert draft_after(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0 00", [2, 3, 4])

@@ -34,7 +34,7 @@ def paths(tree_of):
     return paths_of(tree_of.draft if isinstance(tree_of, Merged) else tree_of)[1:]
 
 
-def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset()):
+def best_nodes(merged, values, most, first=ROOT_NODE, drawn=frozenset()):
     """Return the draft of the best nodes of a merged draft."""
     return valued_draft(merged, np.array(values), drawn, first).first_ranked(1 + most)
 
@@ -74,7 +74,7 @@ def test_fused_draft_is_a_tree_of_proposed_nodes(proposed, most, seed):
     for _ in range(5):
         calibration.learn(merged, calibration.values_of(merged), draws.integers(0, 4, 5).tolist())
     values = calibration.values_of(merged).values
-    fused = chosen_of(merged, values, most)
+    fused = best_nodes(merged, values, most)
     kept = fused.places_in(merged.draft)
     assert fused.values == pytest.approx(values[kept], abs=1e-6)
     assert len(fused) == min(most, len(every)) + 1
@@ -100,11 +100,11 @@ def test_acceptance_of_each_part_is_learned():
     """The first part is confident and always wrong, the second the opposite: their order is reversed."""
     merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
     calibration = FuseCalibration.empty(2)
-    assert paths(chosen_of(merged, calibration.values_of(merged).values, 1)) == [(7,)]
+    assert paths(best_nodes(merged, calibration.values_of(merged).values, 1)) == [(7,)]
     for _ in range(20):
         calibration.learn(merged, calibration.values_of(merged), [8, 3])
     values = calibration.values_of(merged).values
-    assert paths(chosen_of(merged, values, 1)) == [(8,)]
+    assert paths(best_nodes(merged, values, 1)) == [(8,)]
     assert values[1] < 0.1
     assert values[2] > 0.8
 
@@ -169,7 +169,7 @@ def test_sampled_nodes_keep_their_order_before_others():
     first, still_drawn = fixed_nodes(merged, 4)
     assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
     values = np.array([1, 0.1, 0.1, 0.05, 0.01])
-    fused = chosen_of(merged, values, 4, first, still_drawn)
+    fused = best_nodes(merged, values, 4, first, still_drawn)
     assert paths(fused) == paths(merged)
     assert sorted(fused.sampled_from) == [1, 2, 4]
     # With three nodes, the second layer counts as chosen and is dropped for its value.
@@ -182,7 +182,7 @@ def test_sampled_nodes_keep_their_order_before_others():
     assert fixed_nodes(merged, 2) == (frozenset({0}), frozenset())
 
 
-def chosen(text, taken=None):
+def chosen_draft(text, taken=None):
     """Return the target's most probable tokens on two levels, optionally only those that were not sampled."""
     tokens, tree = [text[-1] if text else 0], parse_paths("0 1 00 10")
     ways = [text]
@@ -197,35 +197,35 @@ def chosen(text, taken=None):
     return Draft(tokens, tree.parents, [1, 0.9, 0.8, 0.7, 0.9])
 
 
-def fused(drafts_made, most):
+def fused_draft(drafts_made, most):
     merged = merge_drafts(drafts_made)
     values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
     first, drawn = fusing.fixed_nodes(merged, most)
-    return chosen_of(merged, values, most, first, drawn)
+    return best_nodes(merged, values, most, first, drawn)
 
 
 def with_tokens_not_sampled(text):
     drawn = drafted(TWO_LEVELS, text)
-    return [chosen(text, drawn), drawn]
+    return [chosen_draft(text, drawn), drawn]
 
 
 WAYS = {
-    "a sampled tree and a chosen one": (lambda text: [drafted(TWO_LEVELS, text), chosen(text)], 8),
+    "a sampled tree and a chosen one": (lambda text: [drafted(TWO_LEVELS, text), chosen_draft(text)], 8),
     "a chosen tree that depends on the samples": (with_tokens_not_sampled, 9),
-    "one sampled layer of two": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 4),
-    "no room for the samples": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 1),
-    "two sampled drafts": (lambda text: [drafted(LINE, text), drafted(TWO_LEVELS, text), chosen(text)], 5),
+    "one sampled layer of two": (lambda text: [chosen_draft(text), drafted(TWO_LEVELS, text)], 4),
+    "no room for the samples": (lambda text: [chosen_draft(text), drafted(TWO_LEVELS, text)], 1),
+    "two sampled drafts": (lambda text: [drafted(LINE, text), drafted(TWO_LEVELS, text), chosen_draft(text)], 5),
 }
 
 
 @pytest.mark.parametrize("way", thinned(WAYS, len(WAYS)))
 def test_outputs_have_the_targets_distribution(way):
     made, most = WAYS[way]
-    assert fits(texts(lambda text: fused(made(text), most), accept_walk)) > 0.001
+    assert fits(texts(lambda text: fused_draft(made(text), most), accept_walk)) > 0.001
 
 
 def test_check_detects_sampled_nodes_dropped_by_value(monkeypatch):
     made, _ = WAYS["one sampled layer of two"]
     monkeypatch.setattr(Draft, "ranked", lambda draft: np.argsort(-draft.values, kind="stable"))
     monkeypatch.setattr(fusing, "fixed_nodes", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
-    assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
+    assert fits(texts(lambda text: fused_draft(made(text), 3), accept_walk)) < 1e-6

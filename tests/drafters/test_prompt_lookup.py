@@ -16,7 +16,7 @@ from token_recycling.model.target import Target
 MODEL = tiny.counting_llama()
 
 
-def drafted(text, prompt=None, name="prompt_lookup", **options):
+def draft_after(text, prompt=None, name="prompt_lookup", **options):
     """Return the draft after `text`, whose first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter(name, **options)
     tokens = torch.tensor(text)
@@ -30,7 +30,7 @@ def drafted(text, prompt=None, name="prompt_lookup", **options):
 def test_drafts_equal_those_of_transformers(text, prompt, num_tokens, size):
     theirs = PromptLookupCandidateGenerator(num_output_tokens=num_tokens, max_matching_ngram_size=size, max_length=1000)
     wanted = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
-    ours = drafted(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
+    ours = draft_after(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
     assert ours == wanted
 
 
@@ -50,7 +50,7 @@ def test_drafts_equal_those_of_transformers(text, prompt, num_tokens, size):
 )
 def test_suffix_draft_length_grows_with_the_match(repeated, options, wanted):
     """3 was followed by 4 5 6 7 8 9. The last 1, 2 or 3 tokens match, and twice that number is drafted."""
-    assert drafted([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, *repeated], 1, "suffix", **options) == wanted
+    assert draft_after([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, *repeated], 1, "suffix", **options) == wanted
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])

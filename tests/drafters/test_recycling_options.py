@@ -25,7 +25,7 @@ def teach(drafter, target, text, logits):
     drafter.prepare(target).learn(ngrams, *top_candidates(logits, drafter.k))
 
 
-def drafted(text, drafter="recycling", read=True, **options):
+def draft_after(text, drafter="recycling", read=True, **options):
     """Return the draft, without its root, after a text whose every token was the model's choice."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
     target = Target(tiny.llama())
@@ -38,27 +38,27 @@ def drafted(text, drafter="recycling", read=True, **options):
 def test_tree_sets_number_and_shape_of_nodes():
     ring = {"suffix": False, "k": 1}
     text = [*range(1, 9), 1]
-    assert drafted(text, tree=3, **ring) == [2, 3, 4]
-    assert drafted(text, tree=6, **ring) == [2, 3, 4, 5, 6, 7]
-    assert drafted(text, tree="chain:2", **ring) == [2, 3]
-    assert drafted(text, tree="0 00", **ring) == [2, 3]
-    assert drafted(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
+    assert draft_after(text, tree=3, **ring) == [2, 3, 4]
+    assert draft_after(text, tree=6, **ring) == [2, 3, 4, 5, 6, 7]
+    assert draft_after(text, tree="chain:2", **ring) == [2, 3]
+    assert draft_after(text, tree="0 00", **ring) == [2, 3]
+    assert draft_after(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
 
 
 def test_longer_contexts_add_candidates():
     """1 5 was followed by 10, 2 5 by 20."""
     text, how = [1, 5, 10, 30, 2, 5, 20, 31, 1, 5], {"tree": "0 1", "k": 1, "suffix": False}
-    assert drafted(text, orders=1, **how) == [20]
-    assert drafted(text, orders=2, **how) == [20, 10]
-    assert drafted(text, orders=2, memory=0, **how) == [20], "no memory, no longer contexts"
+    assert draft_after(text, orders=1, **how) == [20]
+    assert draft_after(text, orders=2, **how) == [20, 10]
+    assert draft_after(text, orders=2, memory=0, **how) == [20], "no memory, no longer contexts"
     text = [7, 1, 2, 5, 10, 8, 1, 2, 5, 30, 7, 1, 2, 5]
-    assert [drafted(text, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
+    assert [draft_after(text, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
 
 
 def test_suffix_enables_copying():
     text = [1, 2, 3, 4, 5, 6, 1, 2]
-    assert drafted(text, read=False, tree=3) == [3, 4, 5]
-    assert drafted(text, read=False, tree=3, suffix=False) == []
+    assert draft_after(text, read=False, tree=3) == [3, 4, 5]
+    assert draft_after(text, read=False, tree=3, suffix=False) == []
 
 
 def test_history_of_outputs_is_drafted(model):

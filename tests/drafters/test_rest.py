@@ -16,7 +16,7 @@ from token_recycling.drafters.rest import Datastore, DatastoreError, Rest, build
 from token_recycling.model.target import Target
 
 
-def drafted(drafter, text, room=99):
+def draft_after(drafter, text, room=99):
     return runs.begun(drafter, text, Target(tiny.counting_llama())).draft(Context(torch.tensor(text), room))
 
 
@@ -46,18 +46,18 @@ def test_most_frequent_prefixes_are_found(rows, most):
 
 def test_tree_has_the_most_frequent_prefixes(store):
     """Counts: 3, 6 and 6 7 three times, 3 4 twice, 3 5, 8 and 8 9 once."""
-    draft = drafted(Rest(store, nodes=4), [9, 1, 2])
+    draft = draft_after(Rest(store, nodes=4), [9, 1, 2])
     assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
     assert draft.parents.tolist() == [-1, 0, 0, 2, 1]
     assert draft.ranks.tolist() == [0, 0, 1, 0, 0]
-    assert len(drafted(Rest(store), [9, 1, 2])) == 8
+    assert len(draft_after(Rest(store), [9, 1, 2])) == 8
     # 0 1 2 occurs once: only continuations of the longest suffix are drafted; with one match, only of the newest.
-    assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
-    assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2])) == 8
-    assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
-    assert len(drafted(Rest(store), [5, 5, 2])) == 1
-    assert drafted(Rest(store, num_tokens=1), [1, 2]).depth == 1
-    assert drafted(Rest(store), [1, 2], room=1).depth == 1
+    assert draft_after(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
+    assert len(draft_after(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2])) == 8
+    assert draft_after(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
+    assert len(draft_after(Rest(store), [5, 5, 2])) == 1
+    assert draft_after(Rest(store, num_tokens=1), [1, 2]).depth == 1
+    assert draft_after(Rest(store), [1, 2], room=1).depth == 1
 
 
 # tokenizers

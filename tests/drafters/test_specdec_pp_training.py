@@ -30,12 +30,12 @@ def wrong_from_eight():
     return model
 
 
-def counted(number=1, start=3):
+def counting(number=1, start=3):
     """Texts of 16 tokens that count; the first 4 of each are the prompt."""
     return Continuations([(torch.arange(16) + start + place) % 16 for place in range(number)], [4] * number)
 
 
-def pair():
+def counting_pair():
     return Target(tiny.counting_llama()), Target(wrong_from_eight())
 
 
@@ -43,8 +43,8 @@ def test_greedy_labels_mark_agreement_and_are_read_in_a_mixture():
     """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model emits 11. A state after a token is 4 at its index,
     so the states show which tokens the head reads: those of the mixture that were drafted.
     """
-    target, draft = pair()
-    (found,) = labelled(target, draft, counted(), SpecDecTraining(draft_temperature=0))
+    target, draft = counting_pair()
+    (found,) = labelled(target, draft, counting(), SpecDecTraining(draft_temperature=0))
     assert found.start == 4
     assert found.sequence[4:].tolist() == [7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2]
     assert found.drafted.tolist() == [7, 8, 11, 12, 13, 14, 15, 0, 1, 2, 1, 2]
@@ -60,15 +60,15 @@ def test_greedy_labels_mark_agreement_and_are_read_in_a_mixture():
 
 def test_labels_of_sampled_tokens_are_min_1_p_over_q():
     """Logits after a token are 4 times the weights of the output layer, halved at temperature 2."""
-    target, draft = pair()
+    target, draft = counting_pair()
     how = SpecDecTraining(draft_temperature=2, seed=5)
-    for found in labelled(target, draft, counted(8), how):
+    for found in labelled(target, draft, counting(8), how):
         for place, (drafted, label) in enumerate(zip(found.drafted.tolist(), found.labels.tolist(), strict=True)):
             before = int(found.sequence[found.start + place - 1])
             p, q = (torch.softmax(4 * one.model.lm_head.weight[:, before] / 2, dim=0) for one in (target, draft))
             assert label == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), rel=1e-4)
-    again, other = (labelled(target, draft, counted(8), SpecDecTraining(draft_temperature=2, seed=s)) for s in (5, 6))
-    first = labelled(target, draft, counted(8), how)
+    again, other = (labelled(target, draft, counting(8), SpecDecTraining(draft_temperature=2, seed=s)) for s in (5, 6))
+    first = labelled(target, draft, counting(8), how)
     assert all(torch.equal(one.drafted, two.drafted) for one, two in zip(first, again, strict=True))
     assert any(not torch.equal(one.drafted, two.drafted) for one, two in zip(first, other, strict=True))
 
@@ -87,7 +87,7 @@ def test_loss_computed_by_hand():
 
 def test_texts_without_replaced_tokens_have_no_loss():
     """The only token of a text that ends at its first token may be the target's own: then there is no label."""
-    target, draft = pair()
+    target, draft = counting_pair()
     text, losses = Continuations([torch.tensor([3, 4])], [1]), []
     how = SpecDecTraining(target_share=0.99, batch=1)
     known = labelled(target, draft, text, how)
@@ -97,9 +97,9 @@ def test_texts_without_replaced_tokens_have_no_loss():
 
 def test_head_learns_where_both_models_differ():
     """From 11 on the target's tokens differ. Rejections have weight one, so the head is calibrated."""
-    target, draft = pair()
+    target, draft = counting_pair()
     how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
-    known = labelled(target, draft, counted(16), how)
+    known = labelled(target, draft, counting(16), how)
     head = fit(task_of(draft, known, how), Schedule(150, 0.02))
     found = judged(head, draft, known, how)
     assert found["kl"] < 0.3 * found["kl_of_a_constant"]

@@ -76,7 +76,7 @@ LIBRARIES = {
 }
 
 
-def compared(model, tokenizer, processor, **how):
+def assert_same_output(model, tokenizer, processor, **how):
     """Return the output of `generate`, which ours must equal, and our statistics."""
     inputs, stats = tokenizer(PROMPT, return_tensors="pt"), tr.Stats()
     how = {"max_new_tokens": 60, "do_sample": False, **how}
@@ -91,7 +91,7 @@ def compared(model, tokenizer, processor, **how):
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_output_equals_that_of_generate_in_few_steps(library, sample, shipped):
-    said, stats = compared(*shipped, LIBRARIES[library], do_sample=sample)
+    said, stats = assert_same_output(*shipped, LIBRARIES[library], do_sample=sample)
     assert said.strip().startswith("{")
     assert stats.mat > (1.5 if sample else 2)
 
@@ -115,10 +115,10 @@ def test_batch_with_two_grammars(shipped):
 
 def test_forms_of_constrain(shipped):
     model, tokenizer = shipped
-    said, stats = compared(*shipped, lambda *_: tr.constrain(tokenizer, regex=LINES))
+    said, stats = assert_same_output(*shipped, lambda *_: tr.constrain(tokenizer, regex=LINES))
     assert re.match(r"self\.[a-z]{2,6} = [0-9]+\n", said)
     assert stats.mat > 1.5
-    said, _ = compared(*shipped, lambda *_: tr.constrain(tokenizer, grammar='root ::= "yes" | "no, never"'))
+    said, _ = assert_same_output(*shipped, lambda *_: tr.constrain(tokenizer, grammar='root ::= "yes" | "no, never"'))
     assert said in ("yes", "no, never")
     with pytest.raises(ValueError, match="got none"):
         tr.constrain(tokenizer)
@@ -131,7 +131,7 @@ def test_forms_of_constrain(shipped):
 
 def test_forced_bytes_may_be_part_of_a_character(shipped):
     model, tokenizer = shipped
-    text = compared(model, tokenizer, lambda *_: tr.constrain(tokenizer, regex="(☃|☄|☺){4}"))[0]
+    text = assert_same_output(model, tokenizer, lambda *_: tr.constrain(tokenizer, regex="(☃|☄|☺){4}"))[0]
     assert re.fullmatch("[☃☄☺]{4}", text)
 
 

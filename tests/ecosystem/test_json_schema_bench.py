@@ -23,7 +23,7 @@ TREE = "https://api.github.com/repos/guidance-ai/jsonschemabench/git/trees/main?
 RAW = "https://raw.githubusercontent.com/guidance-ai/jsonschemabench/main/"
 
 
-def fetched(url):
+def fetch(url):
     with urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
 
@@ -36,9 +36,9 @@ def entries():
         names = sorted(str(path.relative_to(folder)) for path in Path(folder).glob("*/*.json"))
         return [json.loads(Path(folder, name).read_text()) for name in draw.sample(names, NUMBER)]
     try:
-        listed = [entry["path"] for entry in fetched(TREE)["tree"]]
+        listed = [entry["path"] for entry in fetch(TREE)["tree"]]
         names = sorted(path for path in listed if path.startswith("data/") and path.endswith(".json"))
-        return [fetched(RAW + name) for name in draw.sample(names, NUMBER)]
+        return [fetch(RAW + name) for name in draw.sample(names, NUMBER)]
     except OSError as error:
         pytest.skip(f"JSONSchemaBench cannot be downloaded: {error}")
 

@@ -33,7 +33,7 @@ SERVED = {"LangChain": None, "smolagents": (ROOT / "examples" / "continue.jinja"
 """Libraries that call a server, and the server's chat template."""
 
 
-def needs(library):
+def require(library):
     try:
         metadata.version(library)
     except metadata.PackageNotFoundError:
@@ -45,18 +45,18 @@ def block(section):
     return code
 
 
-def named(title):
+def section_of(title):
     (found,) = (section for section in SECTIONS if section.startswith(f"{title}\n"))
     return found
 
 
 @pytest.mark.parametrize("title", [title for title in LIBRARIES if title != "GPTQ and AWQ"])
 def test_block_runs(title, shipped, tmp_path, monkeypatch):
-    needs(LIBRARIES[title])
+    require(LIBRARIES[title])
     for name, value in {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
-    code = block(named(title))
+    code = block(section_of(title))
     if title == "bitsandbytes" and "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         with pytest.raises(tr.UnsupportedModelError, match="how many tokens are read at once"):
             run(code)

@@ -32,19 +32,19 @@ def counting(tokens):
     )
 
 
-def chains(**options):
+def chain_replica(**options):
     return Replica(VOCABULARY, 6, EngineOptions.parse({"k": 4, **options}), chains=True)
 
 
-def chain(recycler, record, tokens, depth=6):
+def draft_chain(recycler, record, tokens, depth=6):
     """Return the tokens drafted for a request."""
     read = np.array(tokens)
     return recycler.recycler_of(record, read).draft(read, depth)["token"][1:].tolist()
 
 
-def taught(**options):
+def learned_replica(**options):
     """Return a replica that has learned the counting model's logits after every token."""
-    recycler = chains(**options)
+    recycler = chain_replica(**options)
     ngrams = np.full((VOCABULARY, recycler.options.orders), -1)
     ngrams[:, 0] = np.arange(VOCABULARY)
     recycler.learn_logits(ngrams, counting(list(range(VOCABULARY))))
@@ -52,36 +52,36 @@ def taught(**options):
 
 
 def test_chain_follows_the_best_candidates_up_to_its_limit():
-    recycler, request = taught(), SimpleNamespace()
-    assert chain(recycler, request, [9, 3, 4]) == [5, 6, 7, 8, 9, 10]
-    assert chain(recycler, request, [9, 3, 4], 2) == [5, 6]
-    assert len(chain(recycler, request, [9, 3, 4], 99)) == 6, "no more tokens than the engine verifies"
+    recycler, request = learned_replica(), SimpleNamespace()
+    assert draft_chain(recycler, request, [9, 3, 4]) == [5, 6, 7, 8, 9, 10]
+    assert draft_chain(recycler, request, [9, 3, 4], 2) == [5, 6]
+    assert len(draft_chain(recycler, request, [9, 3, 4], 99)) == 6, "no more tokens than the engine verifies"
 
 
 def test_sequence_that_is_not_a_continuation_is_read_again():
-    recycler, request = chains(), SimpleNamespace()
-    chain(recycler, request, [1, 9, 5, 2, 1, 9])
-    assert chain(recycler, request, [1, 9, 5]) == []
-    assert chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
+    recycler, request = chain_replica(), SimpleNamespace()
+    draft_chain(recycler, request, [1, 9, 5, 2, 1, 9])
+    assert draft_chain(recycler, request, [1, 9, 5]) == []
+    assert draft_chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
 
 
 def test_whole_output_of_an_ended_request_is_drafted():
     """The last tokens are recorded when the request is deleted or replaced by another sequence."""
-    recycler, request, text = chains(k=1, orders=1), SimpleNamespace(), [1, 2, 3, *range(5, 16), 4]
-    chain(recycler, request, text[:3])
-    chain(recycler, request, text)
-    assert chain(recycler, SimpleNamespace(), text[:10]) == [], "the request may continue"
+    recycler, request, text = chain_replica(k=1, orders=1), SimpleNamespace(), [1, 2, 3, *range(5, 16), 4]
+    draft_chain(recycler, request, text[:3])
+    draft_chain(recycler, request, text)
+    assert draft_chain(recycler, SimpleNamespace(), text[:10]) == [], "the request may continue"
     del request
-    assert chain(recycler, SimpleNamespace(), text[:10]) == text[10:]
+    assert draft_chain(recycler, SimpleNamespace(), text[:10]) == text[10:]
     again = SimpleNamespace()
     for other in ([1, 2, 9], [1, 2, 9, 12, 7, 4, 8, 14], [8, 8, 8]):
-        chain(recycler, again, other)
-    assert chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
+        draft_chain(recycler, again, other)
+    assert draft_chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
 
 
 def test_outcome_of_a_draft_is_counted_once():
     """It is counted with the next draft or at the end, and not at all if the draft was not verified."""
-    replica = taught(suffix=False)
+    replica = learned_replica(suffix=False)
     recycler, calibration = replica.begin(np.array([3, 4])), replica.matrix.calibration
     recycler.draft(np.array([3, 4]), 6)
     recycler.observe([5, 6], ends=False)
@@ -99,10 +99,10 @@ def test_outcome_of_a_draft_is_counted_once():
 
 
 def test_matrix_stays_unchanged_without_learning():
-    frozen, request = chains(learns=False), SimpleNamespace()
+    frozen, request = chain_replica(learns=False), SimpleNamespace()
     frozen.learn_logits(np.array([[1, -1, -1]]), counting([1]))
-    chain(frozen, request, [1, 2, 1])
-    chain(frozen, request, [1, 2, 1, 2])
+    draft_chain(frozen, request, [1, 2, 1])
+    draft_chain(frozen, request, [1, 2, 1, 2])
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
     assert not len(frozen.matrix.history)
@@ -125,7 +125,7 @@ def test_logits_on_a_gpu_are_learned_a_step_later_and_before_saving(monkeypatch,
     """Logits on the CPU are declared to be on a CUDA device."""
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(engine, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
-    recycler, ngrams = chains(matrix=str(tmp_path / "m")), np.full((2, 3), -1)
+    recycler, ngrams = chain_replica(matrix=str(tmp_path / "m")), np.full((2, 3), -1)
     for step in range(3):
         ngrams[:, 0] = step, 10 + step
         shown = SimpleNamespace(told=counting([9, 10 + step]), device=torch.device("cuda"))
@@ -137,7 +137,7 @@ def test_logits_on_a_gpu_are_learned_a_step_later_and_before_saving(monkeypatch,
     assert [recycler.matrix.look_up(token)[0][0] for token in (10, 11, 12)] == [11, 12, 13]
 
 
-class Seen(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Records operations that synchronize with a device, and copies to the host."""
 
     def __init__(self):
@@ -157,7 +157,7 @@ def test_observing_on_a_gpu_is_one_asynchronous_copy_of_candidates(monkeypatch):
     """48 requests with 16 rows each, as fake tensors on a CUDA device."""
     monkeypatch.setattr(torch, "Event", Event)
     recycler, rows = Replica(49_152, 15, EngineOptions()), np.arange(0, 768, 2)
-    with FakeTensorMode(), Seen() as seen:
+    with FakeTensorMode(), OperationRecorder() as seen:
         logits = torch.empty(768, 50_000, device="cuda", dtype=torch.bfloat16).narrow(1, 0, 49_152)
         recycler.observe_logits(np.zeros((len(rows), 3), np.int64), logits, rows)
     assert seen.copies == [((2, 768, 8), torch.int32, True)]
@@ -166,7 +166,7 @@ def test_observing_on_a_gpu_is_one_asynchronous_copy_of_candidates(monkeypatch):
 
 def test_matrix_file_of_an_engine_can_be_read_by_the_package(tmp_path):
     path = tmp_path / "folder" / "engine.matrix"
-    first = taught(matrix=str(path))
+    first = learned_replica(matrix=str(path))
     first.save()
     read = NgramMatrix(VOCABULARY, k=4)
     read.load(path)
@@ -187,7 +187,7 @@ def test_one_process_saves_new_content_at_intervals(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("token_recycling.engines.engine.time.monotonic", lambda: now[0])
     path = tmp_path / "engine.matrix"
-    recycler = taught(matrix=str(path))
+    recycler = learned_replica(matrix=str(path))
     now[0] = 129.0
     recycler.save_if_due()
     assert not path.exists()
@@ -204,7 +204,7 @@ def test_one_process_saves_new_content_at_intervals(tmp_path, monkeypatch):
 
 def test_failed_save_is_logged_and_retried(tmp_path, caplog):
     path = tmp_path / "file" / "engine.matrix"
-    recycler = taught(matrix=str(path))
+    recycler = learned_replica(matrix=str(path))
     (tmp_path / "file").write_text("no folder")
     recycler.save()
     assert "could not be saved" in caplog.text
@@ -285,7 +285,7 @@ def test_llama_cpp_needs_no_torch_transformers_or_safetensors(tmp_path):
     assert ran.stdout.split() == ["5"]
 
 
-def learned(seconds, steps=400, most=64, token_cost=0.06):
+def learned_costs(seconds, steps=400, most=64, token_cost=0.06):
     """Return costs learned from steps of all sizes that take `seconds(tokens)`, every 20th three times as long."""
     costs, random = StepCosts(0.01 * (1 + token_cost * np.arange(most))), np.random.default_rng(5)
     for step in range(steps):
@@ -298,7 +298,7 @@ def learned(seconds, steps=400, most=64, token_cost=0.06):
 def test_falling_costs_are_learned_and_drafts_are_extended_to_the_cheapest_step():
     """As measured with vLLM's CPU build in float32: two tokens take longer than one, three to six take least."""
     measured = {1: 0.050, 2: 0.061, **dict.fromkeys(range(3, 7), 0.043)}
-    costs = learned(lambda tokens: measured.get(tokens, 0.050 + 0.003 * (tokens - 7)))
+    costs = learned_costs(lambda tokens: measured.get(tokens, 0.050 + 0.003 * (tokens - 7)))
     assert costs.seconds[1] > costs.seconds[0] > 1.05 * costs.seconds[4]
     assert 3 <= costs.filled(1, 25) <= 6
     assert 3 <= costs.filled(2, 25) <= 6

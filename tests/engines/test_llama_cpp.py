@@ -26,7 +26,7 @@ TOKENIZER = tiny.tokenizer()
 VOCABULARY = len(TOKENIZER)
 
 
-def _file(model, path, names=None, **values):
+def _write_model(model, path, names=None, **values):
     write_gguf(model, path, names or TOKENIZER.convert_ids_to_tokens(range(VOCABULARY)), **values)
     return path
 
@@ -39,10 +39,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def path(model, tmp_path_factory):
-    return _file(model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return _write_model(model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
-def made(path, draft=None, **options):
+def new_llama(path, draft=None, **options):
     """Return a `Llama` that computes in float32 throughout, like the reference."""
     float32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
     one_thread = {"n_threads": 1, "n_threads_batch": 1}
@@ -50,15 +50,15 @@ def made(path, draft=None, **options):
     return Llama(str(path), draft_model=draft, **settings)
 
 
-def recycled(path, num_pred_tokens=10, **options):
+def accelerated_llama(path, num_pred_tokens=10, **options):
     """Return an accelerated `Llama` and its draft model; by default with the costs of a GPU instead of
     measured ones.
     """
-    llama = accelerate(made(path), num_pred_tokens, **{"token_cost": 0.02, **options})
+    llama = accelerate(new_llama(path), num_pred_tokens, **{"token_cost": 0.02, **options})
     return llama, llama.draft_model
 
 
-def say(llama, prompt, length, **sampling):
+def decode(llama, prompt, length, **sampling):
     return list(itertools.islice(llama.generate(prompt, **{"temp": 0, **sampling}), length))
 
 
@@ -67,14 +67,14 @@ def prompts(number, shortest=1, longest=60):
     return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
 
 
-def wanted(model, prompt, length):
+def expected(model, prompt, length):
     """Return the output of transformers' own greedy decoding."""
     ids = torch.tensor([prompt])
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False)
     return said[0, len(prompt) :].tolist()
 
 
-def passes(llama):
+def forward_pass_sizes(llama):
     """Return a list that records the number of tokens of every forward pass from now on."""
     evaluate, sizes = llama.eval, []
 
@@ -87,32 +87,32 @@ def passes(llama):
 
 
 def test_outputs_equal_those_of_transformers_in_fewer_forward_passes(path, model):
-    llama, _ = recycled(path)
-    sizes = passes(llama)
+    llama, _ = accelerated_llama(path)
+    sizes = forward_pass_sizes(llama)
     for prompt in prompts(12):
-        assert say(llama, prompt, 100) == wanted(model, prompt, 100)
+        assert decode(llama, prompt, 100) == expected(model, prompt, 100)
     assert len(sizes) < 12 * 100 / 1.4
     (prompt,), whole = prompts(1, 60, 60), CONTEXT - 60 + 1
-    assert say(llama, prompt, whole) == wanted(model, prompt, whole), "to the end of the context"
+    assert decode(llama, prompt, whole) == expected(model, prompt, whole), "to the end of the context"
 
 
 def test_outputs_equal_those_of_plain_llama_cpp_in_16_bits(path):
     """Its default: keys and values in 16 bits."""
     short = {"type_k": None, "type_v": None}
-    alone, llama = made(path, **short), accelerate(made(path, **short))
+    alone, llama = new_llama(path, **short), accelerate(new_llama(path, **short))
     for prompt in prompts(12):
-        assert say(llama, prompt, 100) == say(alone, prompt, 100)
+        assert decode(llama, prompt, 100) == decode(alone, prompt, 100)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_quantized_models_give_the_same_logits_with_flash_attention(model, kind, tmp_path):
     """Bit by bit, so that near-ties resolve equally."""
-    path = _file(model, tmp_path / "quantized.gguf", kind=gguf.GGMLQuantizationType[kind])
+    path = _write_model(model, tmp_path / "quantized.gguf", kind=gguf.GGMLQuantizationType[kind])
     settings = {"type_k": None, "type_v": None, "flash_attn": True}
-    alone, llama = made(path, **settings), accelerate(made(path, **settings), 10, token_cost=0.02)
-    sizes = passes(llama)
+    alone, llama = new_llama(path, **settings), accelerate(new_llama(path, **settings), 10, token_cost=0.02)
+    sizes = forward_pass_sizes(llama)
     for prompt in prompts(6, 20):
-        assert say(llama, prompt, 100) == say(alone, prompt, 100)
+        assert decode(llama, prompt, 100) == decode(alone, prompt, 100)
         steps = slice(len(prompt) - 1, len(prompt) + 98)
         np.testing.assert_array_equal(llama.scores[steps], alone.scores[steps])
     assert len(sizes) < 6 * 100 / 1.2
@@ -120,33 +120,33 @@ def test_quantized_models_give_the_same_logits_with_flash_attention(model, kind,
 
 @pytest.mark.parametrize("flash", [True, False])
 def test_warning_if_several_tokens_are_rounded_differently(path, caplog, flash):
-    accelerate(made(path, flash_attn=flash))
+    accelerate(new_llama(path, flash_attn=flash))
     assert ("flash_attn=True" in caplog.text) is not flash
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("ALL_F32", False), ("MOSTLY_F16", False), ("MOSTLY_Q4_1", True)])
 def test_warning_names_inexact_weight_types(model, kind, exact, tmp_path, caplog):
     number = gguf.LlamaFileType[kind]
-    accelerate(made(_file(model, tmp_path / "typed.gguf", add_file_type=int(number)), flash_attn=True))
+    accelerate(new_llama(_write_model(model, tmp_path / "typed.gguf", add_file_type=int(number)), flash_attn=True))
     assert (f"general.file_type {int(number)}" in caplog.text) is not exact
 
 
 def test_seeded_sampling_gives_the_same_output_as_without_drafts(path):
-    alone, (llama, _) = made(path), recycled(path)
-    sizes = passes(llama)
+    alone, (llama, _) = new_llama(path), accelerated_llama(path)
+    sizes = forward_pass_sizes(llama)
     sampling = {"temp": 0.7, "top_k": 8, "top_p": 0.9, "repeat_penalty": 1.1}
     for seed, prompt in enumerate(prompts(12)):
         said = []
         for which in (alone, llama):
             which.set_seed(seed)
-            said.append(say(which, prompt, 60, **sampling))
+            said.append(decode(which, prompt, 60, **sampling))
         assert said[0] == said[1]
     assert len(sizes) < 12 * 60 / 1.2
 
 
 def test_grammar_gives_the_same_output_as_without_drafts(path):
-    alone, (llama, _) = made(path), recycled(path)
-    sizes = passes(llama)
+    alone, (llama, _) = new_llama(path), accelerated_llama(path)
+    sizes = forward_pass_sizes(llama)
     said = []
     for which in (alone, llama):
         grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("ab" | "cd" | " ")+', verbose=False)
@@ -158,15 +158,15 @@ def test_grammar_gives_the_same_output_as_without_drafts(path):
 
 def test_every_row_of_logits_is_learned_with_its_context(path, model, monkeypatch):
     """Rows of prompts, accepted and rejected tokens, compared with transformers' logits after the same context."""
-    llama, draft = recycled(path, token_cost=0)
-    sizes, seen, read = passes(llama), [], draft.replica.learn_logits
+    llama, draft = accelerated_llama(path, token_cost=0)
+    sizes, seen, read = forward_pass_sizes(llama), [], draft.replica.learn_logits
 
     def learn(contexts, logits):
         seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.copy()))
         read(contexts, logits)
 
     monkeypatch.setattr(draft.replica, "learn_logits", learn)
-    said = [say(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
+    said = [decode(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
     assert [len(logits) for _, _, logits in seen] == sizes
     assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some tokens were rejected"
     for tokens, contexts, logits in seen:
@@ -181,32 +181,32 @@ def test_every_row_of_logits_is_learned_with_its_context(path, model, monkeypatc
 
 def test_outputs_stay_correct_after_interrupted_calls(path, model):
     """A call is interrupted, another one begins, and the first continues from a prefix that is still in the cache."""
-    llama, _ = recycled(path)
+    llama, _ = accelerated_llama(path)
     first, second = prompts(2, 20, 40)
-    begun = say(llama, first, 13)
-    assert say(llama, second, 1) == wanted(model, second, 1)
-    assert say(llama, first + begun, 40) == wanted(model, first, 53)[13:]
-    assert say(llama, (first + begun)[:-5], 40) == wanted(model, first, 48)[8:]
-    assert say(llama, second, 60) == wanted(model, second, 60)
+    begun = decode(llama, first, 13)
+    assert decode(llama, second, 1) == expected(model, second, 1)
+    assert decode(llama, first + begun, 40) == expected(model, first, 53)[13:]
+    assert decode(llama, (first + begun)[:-5], 40) == expected(model, first, 48)[8:]
+    assert decode(llama, second, 60) == expected(model, second, 60)
 
 
 def test_matrix_is_saved_when_the_model_is_deleted_and_loaded_again(path, tmp_path):
     file = tmp_path / "tiny.matrix"
     (prompt,) = prompts(1, 20, 20)
-    llama, draft = recycled(path, matrix=str(file))
-    cold = passes(llama)
-    said = say(llama, prompt, 60)
+    llama, draft = accelerated_llama(path, matrix=str(file))
+    cold = forward_pass_sizes(llama)
+    said = decode(llama, prompt, 60)
     rows = [array.copy() for array in draft.replica.matrix.rows]
     assert not file.exists()
     llama.eval = None
     del llama
     gc.collect()
     assert file.exists()
-    again, warm = recycled(path, matrix=str(file), learns=False)
+    again, warm = accelerated_llama(path, matrix=str(file), learns=False)
     for before, after in zip(rows, warm.replica.matrix.rows, strict=True):
         np.testing.assert_array_equal(before, after)
-    hot = passes(again)
-    assert say(again, prompt, 60) == said
+    hot = forward_pass_sizes(again)
+    assert decode(again, prompt, 60) == said
     assert len(hot) < len(cold)
     for before, after in zip(rows, warm.replica.matrix.rows, strict=True):
         np.testing.assert_array_equal(before, after, "learns is false")
@@ -214,16 +214,16 @@ def test_matrix_is_saved_when_the_model_is_deleted_and_loaded_again(path, tmp_pa
 
 def test_matrix_file_is_bound_to_its_tokenizer(path, model, tmp_path):
     file = tmp_path / "tiny.matrix"
-    llama, draft = recycled(path, matrix=str(file))
-    say(llama, prompts(1, 20, 20)[0], 20)
+    llama, draft = accelerated_llama(path, matrix=str(file))
+    decode(llama, prompts(1, 20, 20)[0], 20)
     draft.replica.save()
     draft.replica.matrix.load(file, fingerprint(TOKENIZER))
     names = [f"other{token}" for token in range(VOCABULARY)]
     with pytest.raises(MatrixFileError):
-        accelerate(made(_file(model, tmp_path / "other.gguf", names)), matrix=str(file))
+        accelerate(new_llama(_write_model(model, tmp_path / "other.gguf", names)), matrix=str(file))
 
 
-def by_clock(path, monkeypatch, cost):
+def timed_llama(path, monkeypatch, cost):
     """Return a `Llama` whose forward passes take 1 plus `cost` for each further token, and their sizes."""
     clock, evaluate = [0.0], Llama.eval
 
@@ -233,15 +233,15 @@ def by_clock(path, monkeypatch, cost):
 
     monkeypatch.setattr(Llama, "eval", working)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    llama = accelerate(made(path), 10)
-    return llama, llama.draft_model, passes(llama)
+    llama = accelerate(new_llama(path), 10)
+    return llama, llama.draft_model, forward_pass_sizes(llama)
 
 
 @pytest.mark.measured
 @pytest.mark.parametrize(("cost", "pays"), [(0.02, True), (1.5, False)])
 def test_times_of_forward_passes_are_learned(path, monkeypatch, cost, pays):
-    llama, draft, sizes = by_clock(path, monkeypatch, cost)
-    said = sum(len(say(llama, prompt, 100)) for prompt in prompts(8))
+    llama, draft, sizes = timed_llama(path, monkeypatch, cost)
+    said = sum(len(decode(llama, prompt, 100)) for prompt in prompts(8))
     learned = draft.costs.seconds / draft.costs.seconds[0]
     decoding = [size for size in sizes if size <= 11][-300:]
     if pays:
@@ -254,32 +254,32 @@ def test_times_of_forward_passes_are_learned(path, monkeypatch, cost, pays):
 
 def recurrent(path, patch):
     patch.setattr(llama_cpp, "llama_model_is_hybrid", lambda model: True)
-    accelerate(made(path))
+    accelerate(new_llama(path))
 
 
 def another_eval(path, patch):
     patch.setattr(Llama, "eval", lambda self, tokens, more=0: None)
-    accelerate(made(path))
+    accelerate(new_llama(path))
 
 
 def another_version(path, patch):
     patch.setattr(llama_cpp, "__version__", "0.4")
-    accelerate(made(path))
+    accelerate(new_llama(path))
 
 
 WRONG = {
-    "no token": (lambda path, patch: accelerate(made(path), 0), "got 0"),
-    "unknown option": (lambda path, patch: accelerate(made(path), depth=3), "'depth'"),
+    "no token": (lambda path, patch: accelerate(new_llama(path), 0), "got 0"),
+    "unknown option": (lambda path, patch: accelerate(new_llama(path), depth=3), "'depth'"),
     "another draft model": (
-        lambda path, patch: accelerate(made(path, LlamaPromptLookupDecoding())),
+        lambda path, patch: accelerate(new_llama(path, LlamaPromptLookupDecoding())),
         "LlamaPromptLookupDecoding",
     ),
     "logits of the last token": (
-        lambda path, patch: accelerate(made(path, logits_all=False, n_batch=64)),
+        lambda path, patch: accelerate(new_llama(path, logits_all=False, n_batch=64)),
         "logits_all=True",
     ),
-    "a batch too small": (lambda path, patch: accelerate(made(path, n_batch=8)), "of 8, got 32"),
-    "twice": (lambda path, patch: accelerate(accelerate(made(path))), "already"),
+    "a batch too small": (lambda path, patch: accelerate(new_llama(path, n_batch=8)), "of 8, got 32"),
+    "twice": (lambda path, patch: accelerate(accelerate(new_llama(path))), "already"),
     "recurrent layers": (recurrent, "recurrent"),
     "another eval": (another_eval, "more"),
     "another version": (another_version, r"got 0\.4"),

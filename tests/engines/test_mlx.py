@@ -33,7 +33,7 @@ def prompts(number, shortest=3, longest=40):
     return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
 
 
-def always():
+def always_drafting():
     """A drafter that drafts the maximum at any cost."""
     return TokenRecycling(token_cost=0.0, memory=0.1, history=4096)
 
@@ -42,7 +42,7 @@ def plain(model, prompt, max_tokens=LENGTH, **options):
     return list(mlx_lm.stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
 
 
-def recycled(model, prompt, max_tokens=LENGTH, **options):
+def accelerated(model, prompt, max_tokens=LENGTH, **options):
     return list(stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
 
 
@@ -53,36 +53,36 @@ def assert_same(wanted, found):
         np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-4)
 
 
-def drafted(said):
+def count_drafted(said):
     return sum(one.from_draft for one in said)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_probabilities_and_cache_equal_those_of_mlx_lm(family):
-    model, draft, accepted = made(family), always(), 0
+    model, draft, accepted = made(family), always_drafting(), 0
     for prompt in prompts(3):
         caches = make_prompt_cache(model), make_prompt_cache(model)
         wanted = plain(model, prompt, prompt_cache=caches[0])
-        found = recycled(model, prompt, prompt_cache=caches[1], draft_model=draft)
+        found = accelerated(model, prompt, prompt_cache=caches[1], draft_model=draft)
         assert_same(wanted, found)
         goes_on = [plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches]
         assert_same(*goes_on)
-        accepted += drafted(found)
+        accepted += count_drafted(found)
     assert accepted
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "recurrent_gemma"])
 @pytest.mark.parametrize("length", [1, 2, 9, 23])
 def test_closed_stream_leaves_the_cache_at_its_last_token(family, length):
-    model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
-    recycled(model, prompt, draft_model=draft)  # so that whole outputs are drafted
+    model, draft, (prompt,) = made(family), always_drafting(), prompts(1, 20, 20)
+    accelerated(model, prompt, draft_model=draft)  # so that whole outputs are drafted
     caches = make_prompt_cache(model), make_prompt_cache(model)
     for stream, cache in ((mlx_lm.stream_generate, caches[0]), (stream_generate, caches[1])):
         options = {"draft_model": draft} if stream is stream_generate else {}
         answers = stream(model, TOKENIZER, prompt, LENGTH, prompt_cache=cache, **options)
         said = list(itertools.islice(answers, length))
         answers.close()
-    assert length < 9 or drafted(said)
+    assert length < 9 or count_drafted(said)
     assert_same(*[plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches])
 
 
@@ -94,11 +94,11 @@ def test_fewer_forward_passes_than_tokens(llama, monkeypatch):
         return call(self, inputs, *args, **kwargs)
 
     monkeypatch.setattr(type(llama), "__call__", counting)
-    draft, said = always(), []
+    draft, said = always_drafting(), []
     for prompt in prompts(8, 2, 2):
-        said += recycled(llama, prompt, draft_model=draft)
+        said += accelerated(llama, prompt, draft_model=draft)
     passes = len(sizes) - 2 * 8
-    assert passes == len(said) - drafted(said), (
+    assert passes == len(said) - count_drafted(said), (
         "one forward pass for every token that was not drafted, except the first of an output"
     )
     assert passes < len(said) / 1.4
@@ -114,14 +114,14 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
 def test_seeded_samples_equal_those_of_mlx_lm(llama, sampling):
-    draft, accepted = always(), 0
+    draft, accepted = always_drafting(), 0
     for seed, prompt in enumerate(prompts(3)):
         mx.random.seed(seed)
         wanted = plain(llama, prompt, sampler=make_sampler(**sampling))
         mx.random.seed(seed)
-        found = recycled(llama, prompt, sampler=make_sampler(**sampling), draft_model=draft)
+        found = accelerated(llama, prompt, sampler=make_sampler(**sampling), draft_model=draft)
         assert_same(wanted, found)
-        accepted += drafted(found)
+        accepted += count_drafted(found)
     assert accepted
 
 
@@ -137,32 +137,32 @@ def test_samplers_and_processors_are_called_like_in_mlx_lm(llama):
         seen.append(([], logprobs.shape))
         return mx.argmax(logprobs, axis=-1)
 
-    draft, (prompt,), calls = always(), prompts(1, 20, 20), []
-    recycled(llama, prompt, draft_model=draft)
-    for run, options in ((plain, {}), (recycled, {"draft_model": draft})):
+    draft, (prompt,), calls = always_drafting(), prompts(1, 20, 20), []
+    accelerated(llama, prompt, draft_model=draft)
+    for run, options in ((plain, {}), (accelerated, {"draft_model": draft})):
         said = run(llama, prompt, sampler=sampler, logits_processors=[processor], **options)
         calls.append(([one.token for one in said], seen))
         seen = []
     assert calls[0] == calls[1]
-    assert drafted(said)
+    assert count_drafted(said)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
 def test_output_ends_at_max_tokens(llama, max_tokens):
-    draft, (prompt,) = always(), prompts(1)
-    whole = recycled(llama, prompt, draft_model=draft)
+    draft, (prompt,) = always_drafting(), prompts(1)
+    whole = accelerated(llama, prompt, draft_model=draft)
     caches = make_prompt_cache(llama), make_prompt_cache(llama)
     wanted = plain(llama, prompt, max_tokens, prompt_cache=caches[0])
-    assert_same(wanted, recycled(llama, prompt, max_tokens, draft_model=draft, prompt_cache=caches[1]))
+    assert_same(wanted, accelerated(llama, prompt, max_tokens, draft_model=draft, prompt_cache=caches[1]))
     assert [layer.offset for layer in caches[0]] == [layer.offset for layer in caches[1]]
     endless = stream_generate(llama, TOKENIZER, prompt, -1, draft_model=draft)
     assert [one.token for one in itertools.islice(endless, LENGTH)] == [one.token for one in whole]
 
 
 def test_output_ends_at_the_end_of_sequence_within_a_draft(llama):
-    draft, (prompt,) = always(), prompts(1)
-    recycled(llama, prompt, draft_model=draft)
-    whole = recycled(llama, prompt, draft_model=draft)
+    draft, (prompt,) = always_drafting(), prompts(1)
+    accelerated(llama, prompt, draft_model=draft)
+    whole = accelerated(llama, prompt, draft_model=draft)
     inside = next(place for place in range(10, LENGTH - 1) if whole[place].from_draft and whole[place + 1].from_draft)
     first = [one.token for one in whole].index(whole[inside].token)
     tokenizer = TokenizerWrapper(TOKENIZER, eos_token_ids=[whole[inside].token])
@@ -177,34 +177,34 @@ def test_output_ends_at_the_end_of_sequence_within_a_draft(llama):
 
 @pytest.mark.parametrize("start", [0, 30])
 def test_kv_cache_is_quantized_at_the_same_position_as_in_mlx_lm(start):
-    model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always(), 0
+    model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always_drafting(), 0
     for prompt in 2 * prompts(2):
         options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": start}
         caches = make_prompt_cache(model), make_prompt_cache(model)
         wanted = plain(model, prompt, prompt_cache=caches[0], **options)
-        found = recycled(model, prompt, prompt_cache=caches[1], draft_model=draft, **options)
+        found = accelerated(model, prompt, prompt_cache=caches[1], draft_model=draft, **options)
         assert_same(wanted, found)
         assert [type(layer) for layer in caches[0]] == [type(layer) for layer in caches[1]]
-        accepted += drafted(found)
+        accepted += count_drafted(found)
     assert accepted
 
 
 def test_limited_cache_that_keeps_its_beginning():
     """Drafting stops when the cache is full: it then evicts other tokens than with single-token forward passes."""
-    model, draft, accepted = made("qwen3"), always(), 0
+    model, draft, accepted = made("qwen3"), always_drafting(), 0
     for prompt in prompts(3):
-        found = recycled(model, prompt, max_kv_size=24, draft_model=draft)
+        found = accelerated(model, prompt, max_kv_size=24, draft_model=draft)
         assert_same(plain(model, prompt, max_kv_size=24), found)
-        accepted += drafted(found)
-        assert not drafted(found[max(1, 24 - len(prompt)) :])
+        accepted += count_drafted(found)
+        assert not count_drafted(found[max(1, 24 - len(prompt)) :])
     assert accepted
 
 
 @pytest.mark.parametrize("family", ROTATING)
 def test_rotating_cache_keeps_its_size_with_long_drafts(family):
     """mlx-lm issue 1914: forward passes of several tokens evict old keys like a pass of one token."""
-    model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
-    recycled(model, prompt, 150, draft_model=draft)  # so that the whole output is drafted
+    model, draft, (prompt,) = made(family), always_drafting(), prompts(1, 20, 20)
+    accelerated(model, prompt, 150, draft_model=draft)  # so that the whole output is drafted
     cache = make_prompt_cache(model)
     rotating = [layer for layer in layers_of(cache) if isinstance(layer, RotatingKVCache)]
     assert rotating
@@ -216,40 +216,40 @@ def test_rotating_cache_keeps_its_size_with_long_drafts(family):
 
 
 def test_quantized_weights():
-    model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always(), 0
+    model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always_drafting(), 0
     nn.quantize(model, group_size=32, bits=4)
     for prompt in prompts(3):
-        found = recycled(model, prompt, draft_model=draft)
+        found = accelerated(model, prompt, draft_model=draft)
         assert_same(plain(model, prompt), found)
-        accepted += drafted(found)
+        accepted += count_drafted(found)
     assert accepted
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_16_bit_outputs_on_a_cpu(dtype):
     """On devices whose product of several rows is computed in the same order as that of one row."""
-    model, draft = made("gemma3_text"), always()
+    model, draft = made("gemma3_text"), always_drafting()
     model.set_dtype(dtype)
     for prompt in prompts(3):
-        assert [one.token for one in recycled(model, prompt, draft_model=draft)] == [
+        assert [one.token for one in accelerated(model, prompt, draft_model=draft)] == [
             one.token for one in plain(model, prompt)
         ]
 
 
 def test_conversation_in_one_cache(llama):
     """Each turn has only its new tokens and part of the cache is trimmed in between, as users of mlx-lm do."""
-    draft, caches = always(), (make_prompt_cache(llama), make_prompt_cache(llama))
+    draft, caches = always_drafting(), (make_prompt_cache(llama), make_prompt_cache(llama))
     for turn, prompt in enumerate(prompts(5)):
         wanted = plain(llama, prompt, 20, prompt_cache=caches[0])
-        assert_same(wanted, recycled(llama, prompt, 20, prompt_cache=caches[1], draft_model=draft))
+        assert_same(wanted, accelerated(llama, prompt, 20, prompt_cache=caches[1], draft_model=draft))
         for cache in caches:
             trim_prompt_cache(cache, turn)
 
 
 def test_prompts_as_embeddings():
-    model, draft, (prompt,) = made("qwen3"), always(), prompts(1)
+    model, draft, (prompt,) = made("qwen3"), always_drafting(), prompts(1)
     tokens = mx.array(prompt)
     embeddings = model.model.embed_tokens(tokens)
     for given in (tokens, mx.array([], mx.int32)):
         wanted = plain(model, given, input_embeddings=embeddings)
-        assert_same(wanted, recycled(model, given, input_embeddings=embeddings, draft_model=draft))
+        assert_same(wanted, accelerated(model, given, input_embeddings=embeddings, draft_model=draft))

@@ -35,7 +35,7 @@ def drafter(**options):
     return TokenRecycling(**{"token_cost": 0.0, "memory": 0.1, "history": 4096, **options})
 
 
-def said(model, draft_model, max_tokens=40, **options):
+def run(model, draft_model, max_tokens=40, **options):
     """Return the tokens, and the number of drafted tokens among them."""
     answers = stream_generate(model, TOKENIZER, PROMPT, max_tokens, draft_model, **options)
     found = [(one.token, one.from_draft) for one in answers]
@@ -48,10 +48,10 @@ def plain(model, max_tokens=40, **options):
 
 def test_learned_state_lives_as_long_as_its_model():
     models, before = [made("llama"), made("llama", seed=2)], len(engine._kept)
-    counts = [said(model, None)[1] for model in models]
+    counts = [run(model, None)[1] for model in models]
     kept = [engine._kept[id(model)] for model in models]
     assert kept[0] is not kept[1]
-    assert all(said(model, None)[1] > max(30, count) for model, count in zip(models, counts, strict=True))
+    assert all(run(model, None)[1] > max(30, count) for model, count in zip(models, counts, strict=True))
     del models
     gc.collect()
     assert len(engine._kept) == before
@@ -60,14 +60,14 @@ def test_learned_state_lives_as_long_as_its_model():
 def test_draft_length_depends_on_cost(llama):
     """Whole outputs are known to the drafter, so only the cost curve limits drafts."""
     warm = drafter()
-    said(llama, warm)
+    run(llama, warm)
     accepted = {}
     for cost in (0.0, 0.5, 0.99):
         warm.passes = engine.StepCosts(1 + cost * np.arange(warm.most + 1), learns=False)
-        accepted[cost] = said(llama, warm)[1]
+        accepted[cost] = run(llama, warm)[1]
     assert accepted[0.0] > 30
     warm.passes = engine.StepCosts(np.append(1.0, np.full(warm.most, 50.0)), learns=False)
-    assert said(llama, warm) == (plain(llama), 0)
+    assert run(llama, warm) == (plain(llama), 0)
 
 
 @pytest.mark.measured
@@ -103,7 +103,7 @@ def test_sequence_of_a_cache_is_remembered(llama):
     """In the next turn mlx-lm gets only new tokens; earlier tokens of the cache must be known for copying."""
     draft = drafter(orders=1, history=0, learns=True)
     cache = make_prompt_cache(llama)
-    said(llama, draft, prompt_cache=cache)
+    run(llama, draft, prompt_cache=cache)
     text = draft.sequence_of(cache)
     assert text[: len(PROMPT)].tolist() == PROMPT
     assert len(text) == cache[0].offset
@@ -123,25 +123,25 @@ def test_unknown_cache_type_runs_without_drafts_and_is_named(llama, caplog):
         pass
 
     draft = drafter()
-    said(llama, draft)
+    run(llama, draft)
     with caplog.at_level(logging.WARNING, "token_recycling"):
         for _ in range(2):
             cache = [OtherCache() for _ in llama.layers]
-            assert said(llama, draft, prompt_cache=cache) == (plain(llama), 0)
+            assert run(llama, draft, prompt_cache=cache) == (plain(llama), 0)
     assert ["OtherCache" in record.message for record in caplog.records] == [True]
 
 
 def test_matrix_file_is_saved_and_bound_to_its_tokenizer(llama, tmp_path, monkeypatch):
     file = tmp_path / "tiny.matrix"
     draft = drafter(matrix=str(file))
-    cold = said(llama, draft)
+    cold = run(llama, draft)
     rows = [array.copy() for array in draft.recycler.matrix.rows]
     assert not file.exists()
     del draft
     gc.collect()
     assert file.exists()
     again = drafter(matrix=str(file), learns=False)
-    warm = said(llama, again)
+    warm = run(llama, again)
     assert warm[0] == cold[0]
     assert warm[1] > cold[1]
     for before, after in zip(rows, again.recycler.matrix.rows, strict=True):
@@ -149,7 +149,7 @@ def test_matrix_file_is_saved_and_bound_to_its_tokenizer(llama, tmp_path, monkey
     again.recycler.matrix.load(file, fingerprint(TOKENIZER))
     file.unlink()
     monkeypatch.setattr("token_recycling.engines.engine.SAVED_EVERY", 1e-9)
-    said(llama, drafter(matrix=str(file)))
+    run(llama, drafter(matrix=str(file)))
     assert file.exists()
     other = copy.deepcopy(TOKENIZER)
     other.add_tokens(["<more>"])
@@ -160,7 +160,7 @@ def test_matrix_file_is_saved_and_bound_to_its_tokenizer(llama, tmp_path, monkey
 def test_every_row_of_logits_is_learned_with_its_context():
     """For a new and for a known output, compared with one forward pass over the whole sequence."""
     model, draft, learned = made("gemma3_text"), drafter(orders=4), []
-    said(model, draft, 1)
+    run(model, draft, 1)
     learn = draft.recycler.learn_logits
 
     def recording(ngrams, logits):
@@ -170,7 +170,7 @@ def test_every_row_of_logits_is_learned_with_its_context():
     draft.recycler.learn_logits, counts = recording, []
     for _ in range(2):
         learned.clear()
-        tokens, drafted = said(model, draft)
+        tokens, drafted = run(model, draft)
         counts.append(drafted)
         text = PROMPT + tokens
         whole = np.asarray(model(mx.array([text]))[0])
@@ -186,7 +186,7 @@ def test_every_row_of_logits_is_learned_with_its_context():
 
 def two_processes(llama, patch):
     patch.setattr(mx.distributed, "init", lambda: SimpleNamespace(size=lambda: 2))
-    said(llama, None)
+    run(llama, None)
 
 
 def another_version(llama, patch):
@@ -196,16 +196,16 @@ def another_version(llama, patch):
 
 def another_model(llama, patch):
     draft = drafter()
-    said(llama, draft)
-    said(made("llama"), draft)
+    run(llama, draft)
+    run(made("llama"), draft)
 
 
 WRONG = {
-    "a model that drafts": (lambda llama, patch: said(llama, llama), "Model"),
-    "too many tokens": (lambda llama, patch: said(llama, None, num_draft_tokens=32), "got 32"),
-    "embeddings": (lambda llama, patch: said(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32))), "embeddings"),
-    "no tokens": (lambda llama, patch: said(llama, None, max_tokens=0), "non-zero"),
-    "unknown argument": (lambda llama, patch: said(llama, None, colour="red"), "colour"),
+    "a model that drafts": (lambda llama, patch: run(llama, llama), "Model"),
+    "too many tokens": (lambda llama, patch: run(llama, None, num_draft_tokens=32), "got 32"),
+    "embeddings": (lambda llama, patch: run(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32))), "embeddings"),
+    "no tokens": (lambda llama, patch: run(llama, None, max_tokens=0), "non-zero"),
+    "unknown argument": (lambda llama, patch: run(llama, None, colour="red"), "colour"),
     "unknown option": (lambda llama, patch: TokenRecycling(depth=3), "'depth'"),
     "another model": (another_model, "another model"),
     "two processes": (two_processes, "2 processes"),

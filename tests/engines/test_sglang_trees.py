@@ -25,8 +25,8 @@ def request(prompt, said=(), grammar=None, custom_logit_processor=None, **parame
         "min_new_tokens": 0,
     }
     return SimpleNamespace(
-        origin_input_ids_unpadded=prompt if isinstance(prompt, Counted) else array("q", prompt),
-        output_ids=said if isinstance(said, Counted) else array("q", said),
+        origin_input_ids_unpadded=prompt if isinstance(prompt, CountingTokens) else array("q", prompt),
+        output_ids=said if isinstance(said, CountingTokens) else array("q", said),
         grammar=grammar,
         custom_logit_processor=custom_logit_processor,
         sampling_params=SimpleNamespace(**{**usual, **parameters}),
@@ -106,7 +106,7 @@ def test_learned_candidates_are_drafted():
     assert masks.reshape(NODES, NODES)[:, 1:].sum() > NODES - 1, "more than a star"
 
 
-class Counted:
+class CountingTokens:
     """Tokens of a request that count reads."""
 
     def __init__(self, tokens=()):
@@ -124,7 +124,7 @@ class Counted:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_step_reads_only_the_new_tokens_of_a_request(overlap):
     """With overlap, tokens of a step are passed as accepted first, and are in the output a step later."""
-    trees, prompt, output = trees_after(0, 0), Counted(range(8)), Counted()
+    trees, prompt, output = trees_after(0, 0), CountingTokens(range(8)), CountingTokens()
     asked = request(prompt, output)
     for step in range(100):
         accepted = [step % 12, (step + 3) % 12]
@@ -146,7 +146,7 @@ def test_request_whose_output_is_rolled_back_is_read_again():
     assert asked.token_recycling_tokens.tokens.tolist() == [1, 2, 6, 7]
 
 
-def arguments(**given_arguments):
+def server_arguments(**given_arguments):
     known = {
         "device": "cuda",
         "enable_dp_attention": False,
@@ -159,11 +159,11 @@ def arguments(**given_arguments):
 
 
 def test_arguments_are_set_as_ngram_requires():
-    settled = arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
+    settled = server_arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
     settle_arguments(settled)
     assert (settled.speculative_num_draft_tokens, settled.speculative_eagle_topk) == (24, 23)
     assert settled.enable_mixed_chunk is False
-    plain = arguments()
+    plain = server_arguments()
     settle_arguments(plain)
     assert (plain.speculative_num_draft_tokens, plain.max_running_requests) == (16, 48)
 
@@ -184,4 +184,4 @@ def test_invalid_arguments_are_refused_at_start(given, message, monkeypatch):
     if isinstance(given, str):
         monkeypatch.setenv("TOKEN_RECYCLING", given)
     with pytest.raises(ValueError, match=message):
-        settle_arguments(arguments(**({} if isinstance(given, str) else given)))
+        settle_arguments(server_arguments(**({} if isinstance(given, str) else given)))

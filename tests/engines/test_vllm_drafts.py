@@ -14,7 +14,7 @@ from token_recycling.recycling.suffix_index import BREAK, masked
 PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 
-def made(nodes=8, token_cost=0, **options):
+def new_proposer(nodes=8, token_cost=0, **options):
     """Return the proposer without an engine, for forward passes of 64 tokens at most."""
     replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, corrected=True)
     proposer = object.__new__(VLLM)
@@ -23,7 +23,7 @@ def made(nodes=8, token_cost=0, **options):
     return proposer
 
 
-def ask(batches, records, texts, room=8):
+def drafts(batches, records, texts, room=8):
     tokens = np.zeros((len(texts), 256), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
@@ -31,73 +31,73 @@ def ask(batches, records, texts, room=8):
     return batches.draft(records, tokens, np.arange(len(texts)), lengths, rooms)
 
 
-def write(batches, prompt, said):
+def run_request(batches, prompt, said):
     """Decode one request, token by token."""
     record = SimpleNamespace()
     for length in range(len(said) + 1):
-        ask(batches, [record], [prompt + said[:length]], room=len(said) - length)
+        drafts(batches, [record], [prompt + said[:length]], room=len(said) - length)
 
 
 def test_repeated_request_is_drafted_from_its_first_token():
-    batches = made()
-    write(batches, PROMPT, SAID)
-    assert ask(batches, [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
-    assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "also after an edit of the prompt"
+    batches = new_proposer()
+    run_request(batches, PROMPT, SAID)
+    assert drafts(batches, [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
+    assert drafts(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "also after an edit of it"
 
 
 def test_prediction_of_a_request_is_drafted(caplog):
     """As token ids or as text; the first token of the output exists before anything is drafted."""
-    batches, said = made(), list(range(60, 90))
+    batches, said = new_proposer(), list(range(60, 90))
     batches._tokenizer = lambda: lambda text, add_special_tokens: {"input_ids": list(map(int, text.split()))}
     for given in (said, " ".join(map(str, said))):
         asked = SimpleNamespace(extra_args={"prediction": given})
         record = SimpleNamespace(sampling_params=asked, output_token_ids=said[:1])
-        assert ask(batches, [record], [PROMPT + said[:1]]) == [said[1:9]]
+        assert drafts(batches, [record], [PROMPT + said[:1]]) == [said[1:9]]
     for wrong in ([1000], ["a"], 5, {}):
         record = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"prediction": wrong}))
-        assert ask(batches, [record], [[1, 2, 3]]) == [[]]
+        assert drafts(batches, [record], [[1, 2, 3]]) == [[]]
     assert caplog.text.count("prediction must be") == 4
 
 
 def test_requests_without_drafts_are_recorded_in_the_history():
     """Seeded requests have no drafts at any step. Pieces of two concurrent requests do not mix."""
-    batches, records = made(), [SimpleNamespace(), SimpleNamespace()]
+    batches, records = new_proposer(), [SimpleNamespace(), SimpleNamespace()]
     outputs = [list(range(50, 90)), list(range(89, 49, -1))]
     for length in range(41):
-        ask(batches, records, [PROMPT + output[:length] for output in outputs], room=0)
+        drafts(batches, records, [PROMPT + output[:length] for output in outputs], room=0)
     records.clear()
-    ask(batches, [SimpleNamespace()], [[1]])
+    drafts(batches, [SimpleNamespace()], [[1]])
     history = batches.recycler.matrix.history.tokens.tolist()
     assert set(outputs[0]) <= set(history)
     assert len(history) < 2 * sum(32 + len(output) for output in outputs)
 
 
 def test_prompts_are_never_drafted_for_other_requests():
-    batches = made()
-    write(batches, PROMPT, SAID)
-    assert ask(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
-    assert ask(batches, [SimpleNamespace()], [PROMPT[-8:-1]]) == [[]]
+    batches = new_proposer()
+    run_request(batches, PROMPT, SAID)
+    assert drafts(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
+    assert drafts(batches, [SimpleNamespace()], [PROMPT[-8:-1]]) == [[]]
     kept = batches.recycler.matrix.history.tokens.tolist()
     assert kept[:33] == [BREAK, *masked(np.array(PROMPT[-32:]))]
     assert set(SAID) <= set(kept)
     assert not set(PROMPT) & set(kept)
-    frozen = made(learns=False)
-    write(frozen, PROMPT, SAID)
+    frozen = new_proposer(learns=False)
+    run_request(frozen, PROMPT, SAID)
     assert not len(frozen.recycler.matrix.history.tokens)
 
 
 def test_requests_change_rows_join_and_leave():
-    batches = made(history=0)
+    batches = new_proposer(history=0)
     first, second = SimpleNamespace(), SimpleNamespace()
     loops = [[1, 2, 3, 4] * 3, [5, 6, 7] * 4]
-    assert ask(batches, [first, second], loops) == [[1, 2, 3, 4] * 2, [5, 6, 7, 5, 6, 7, 5, 6]]
-    assert ask(batches, [second, first], [[*loops[1], 5], [*loops[0], 1]]) == [
+    assert drafts(batches, [first, second], loops) == [[1, 2, 3, 4] * 2, [5, 6, 7, 5, 6, 7, 5, 6]]
+    assert drafts(batches, [second, first], [[*loops[1], 5], [*loops[0], 1]]) == [
         [6, 7, 5, 6, 7, 5, 6, 7],
         [2, 3, 4, 1, 2, 3, 4, 1],
     ]
     del first
     third = SimpleNamespace()
-    assert ask(batches, [third, second], [[1], [*loops[1], 5, 6]]) == [[], [7, 5, 6, 7, 5, 6, 7, 5]]
+    assert drafts(batches, [third, second], [[1], [*loops[1], 5, 6]]) == [[], [7, 5, 6, 7, 5, 6, 7, 5]]
 
 
 @pytest.mark.measured
@@ -107,9 +107,9 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
     monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
     drafted = {}
     for a_token in (0.0, 1.0):
-        batches, record, text, lengths = made(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
+        batches, record, text, lengths = new_proposer(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
         for step in range(60):
-            (draft,) = ask(batches, [record], [text])
+            (draft,) = drafts(batches, [record], [text])
             lengths.append(len(draft))
             batches._tokens = 1 + len(draft)
             now[0] += 1 + a_token * len(draft)
@@ -122,7 +122,7 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
 def test_drafting_backs_off_when_the_output_departs_from_a_repetitive_prompt(seed):
     """Twelve requests that copy their prompts calibrate copies as correct; the next repetitive prompt misleads."""
     rng = random.Random(seed)
-    batches = made()
+    batches = new_proposer()
     batches.recycler = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
     batches.costs = StepCosts(0.01 * (1 + 0.02 * np.arange(64)))
     for _ in range(12):
@@ -150,7 +150,7 @@ def decode(batches, prompt, output):
 
 def test_chains_are_padded_to_the_cheapest_step_within_each_requests_limit():
     """Steps of one, two or three tokens take longer than one of four. With two requests, the second has no draft."""
-    batches = made()
+    batches = new_proposer()
     batches._config = SimpleNamespace(compilation_config=compilation(mode="PIECEWISE"))
     batches.costs = StepCosts(np.append([5.0, 7.0, 5.0, 4.0], 8.0 + np.arange(60)), learns=False)
     for chains, depths, filled in (
@@ -181,15 +181,15 @@ def runner_for(requests, tokens, computed, scheduled):
     return SimpleNamespace(requests=known, input_batch=batch, query_start_loc=starts)
 
 
-def asked(**parameters):
+def new_request(**parameters):
     usual = {"seed": None, "temperature": 0.0, "max_tokens": None, "structured_outputs": None}
     return SimpleNamespace(sampling_params=SimpleNamespace(**{**usual, **parameters}), output_token_ids=[])
 
 
 def test_logits_masked_by_a_grammar_are_not_learned():
     """Of three requests with drafts of one token, the second is guided: its logits are -inf for disallowed tokens."""
-    batches = made()
-    requests = [asked(), asked(structured_outputs={"regex": "a*"}), asked()]
+    batches = new_proposer()
+    requests = [new_request(), new_request(structured_outputs={"regex": "a*"}), new_request()]
     runner = runner_for(requests, [[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 2, 2])
     logits = torch.full((6, 100), -torch.inf)
     logits[torch.arange(6), 20 + torch.arange(6)] = 1.0
@@ -222,19 +222,19 @@ def compilation(mode="FULL", separate=True, most=512):
 )
 def test_full_cuda_graph_pays_if_captured_and_further_tokens_are_cheap(graphs, seconds, drafts, pays):
     """Two requests with drafts of at most 8 tokens: a step of 18 tokens replays a full graph."""
-    batches = made()
+    batches = new_proposer()
     batches.costs = None if seconds is None else SimpleNamespace(seconds=seconds)
     batches._config = SimpleNamespace(compilation_config=graphs)
     assert batches._full_graph_pays(drafts) == pays
 
 
 def test_logits_of_padding_tokens_are_not_learned():
-    batches, requests = made(history=0), [asked(), asked()]
+    batches, requests = new_proposer(history=0), [new_request(), new_request()]
     batches._config = SimpleNamespace(
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
     )
     tokens = np.array([[7, 1, 2, 7, 1, 2], [5, 6, 8, 9, 10, 11]], np.int32)
-    batches._runner = runner_for([asked(), asked(seed=3, temperature=1.0)], tokens, [0, 0], [6, 6])
+    batches._runner = runner_for([new_request(), new_request(seed=3, temperature=1.0)], tokens, [0, 0], [6, 6])
     assert batches.propose([[2], [11]], np.array([6, 6]), tokens)[1] == [], "a seeded request may have no draft"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)

@@ -52,7 +52,7 @@ def test_unsupported_versions_are_refused(version, known, monkeypatch):
         adapter.VLLM(config())
 
 
-def changed(path, value):
+def config_with(path, value):
     """Return a configuration with one value replaced."""
     made = config()
     part, _, name = path.rpartition(".")
@@ -73,7 +73,7 @@ def changed(path, value):
 )
 def test_unsupported_configurations_are_refused(path, value, match):
     with pytest.raises(ValueError, match=match):
-        adapter.VLLM(changed(path, value))
+        adapter.VLLM(config_with(path, value))
 
 
 def test_changed_signature_is_refused(monkeypatch):

@@ -29,7 +29,7 @@ def logits_for(choices, vocab_size=10):
     return torch.eye(vocab_size)[torch.tensor(choices)] + torch.linspace(0, 0.1, vocab_size)
 
 
-def draft(paths, tokens):
+def make_draft(paths, tokens):
     return Draft(tokens, parse_paths(paths).parents)
 
 
@@ -44,7 +44,7 @@ both_functions = pytest.mark.parametrize("accept", WALKS, ids=["greedy", "walk"]
 
 @both_functions
 def test_siblings_of_the_end_token_are_learned_from(accept):
-    tree = draft("0 1 2 10 11", [1, 4, 9, 5, 6, 7])
+    tree = make_draft("0 1 2 10 11", [1, 4, 9, 5, 6, 7])
     step = accept(tree, logits_for([9, 0, 0, 0, 0, 0]), ending_with(9))
     assert (step.accepted, step.tokens, step.finished, step.beyond) == ([0], [9], True, 2)
     assert step.learnable == [0, 1, 3]
@@ -93,7 +93,7 @@ def test_greedy_and_walk_accept_the_same_path_among_equal_siblings(draft, seed, 
 @both_functions
 def test_nothing_after_the_end_is_learned_among_equal_siblings(accept):
     """Nodes 1 and 2 both hold the token that ends the sequence: the logits after it must not be learned."""
-    step = accept(draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4]), ending_with(2))
+    step = accept(make_draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4]), ending_with(2))
     assert step.learnable == [0]
 
 

@@ -21,7 +21,7 @@ from token_recycling.model.target import masks
 VOCABULARY = 5
 
 
-def following(seed, vocab_size=3):
+def target_output(seed, vocab_size=3):
     """Return the target's output of 20 tokens, independent of drafts."""
     return torch.randint(0, vocab_size, (20,), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -29,7 +29,7 @@ def following(seed, vocab_size=3):
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 8))
 def test_walk_emits_the_longest_drafted_prefix_and_one_token(draft, seed, room):
     """Brute force: of all paths of the tree, the longest prefix of the target's output."""
-    said, tokens = following(seed), draft.tokens.tolist()
+    said, tokens = target_output(seed), draft.tokens.tolist()
     drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.lineages}
     longest = max(length for length in range(len(said)) if tuple(said[:length]) in drafted)
     text = []
@@ -120,12 +120,12 @@ GPT2 = _gpt2()
 
 
 @cache
-def alone(model, seed, length, new):
+def single_output(model, seed, length, new):
     """Return the output of plain `generate` for one prompt."""
     return model.generate(tiny.prompt(seed, length, VOCABULARY), max_new_tokens=new)[0, length:].tolist()
 
 
-def together(model, prompts, spare, new, drafter, **more):
+def batch_outputs(model, prompts, spare, new, drafter, **more):
     """Return the outputs of accelerated `generate` for left-padded prompts, each given by seed and length."""
     inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in prompts], spare)
     with tr.accelerated(model, drafter) as acceleration:
@@ -142,9 +142,9 @@ PROMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10)), min_size=1,
 @given(PROMPTS, st.integers(0, 3), st.sampled_from([1, 7, 16]), SHAPES, st.integers(0, 10**6), st.integers(1, 5))
 def test_row_of_a_batch_equals_single_decoding(prompts, spare, new, shapes, seed, end):
     """For any other rows, padding and drafts. An end token of 5 is outside the vocabulary and ends nothing."""
-    rows = together(LLAMA, prompts, spare, new, Garbage(shapes, seed, VOCABULARY), eos_token_id=end)
+    rows = batch_outputs(LLAMA, prompts, spare, new, Garbage(shapes, seed, VOCABULARY), eos_token_id=end)
     for row, (prompt, length) in zip(rows, prompts, strict=True):
-        wanted = alone(LLAMA, prompt, length, 16)[:new]
+        wanted = single_output(LLAMA, prompt, length, 16)[:new]
         wanted = wanted[: wanted.index(end) + 1] if end in wanted else wanted
         assert row[: len(wanted)] == wanted
         assert not any(row[len(wanted) :])
@@ -166,7 +166,7 @@ def test_trees_shrink_near_the_last_position(length, short, shapes, seed):
         left = POSITIONS - length - len(said), how["max_new_tokens"] - len(said) - 1
         assert step.draft.depth == min(shapes[turn % len(shapes)].depth, *left)
         said += step.tokens
-    assert said == alone(GPT2, 0, length, new)[: how["max_new_tokens"]]
+    assert said == single_output(GPT2, 0, length, new)[: how["max_new_tokens"]]
 
 
 WIDE = tiny.llama(6, context=1)
@@ -177,7 +177,7 @@ class CorrectTrees(Garbage):
     """Fills its trees with the model's output: every node has the correct token for its depth."""
 
     def draft(self, context):
-        tree, said = self.shapes[len(self.steps) % len(self.shapes)], alone(WIDE, 0, 10, 60)
+        tree, said = self.shapes[len(self.steps) % len(self.shapes)], single_output(WIDE, 0, 10, 60)
         place = len(context.tokens) - 10 - 1
         return tr.Draft([int(context.root), *(said[place + depth] for depth in tree.depths[1:])], tree.parents)
 
@@ -186,4 +186,4 @@ def test_trees_of_equal_size_have_their_own_masks():
     """A chain and a star: with the other's mask, a node would not attend to the tokens before it."""
     shapes = [tr.Template((-1, 0, 1, 2), (0,) * 4), tr.Template((-1, 0, 0, 0), (0, 0, 1, 2))]
     steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), CorrectTrees(shapes), max_new_tokens=40)
-    assert [token for step in steps for token in step.tokens] == alone(WIDE, 0, 10, 60)[:40]
+    assert [token for step in steps for token in step.tokens] == single_output(WIDE, 0, 10, 60)[:40]

@@ -47,7 +47,7 @@ def test_unlimited_sequences_end_at_their_end_token(counting, drafter, fast):
 
 
 def test_criteria_and_processors_may_keep_their_inputs(model):
-    def shown(generate, **more):
+    def recorded_inputs(generate, **more):
         kept = []
 
         def criterion(input_ids, scores, **_):
@@ -67,8 +67,8 @@ def test_criteria_and_processors_may_keep_their_inputs(model):
         )
         return kept
 
-    wanted = shown(model.generate)
-    ours = shown(tr.accelerate(model).generate)
+    wanted = recorded_inputs(model.generate)
+    ours = recorded_inputs(tr.accelerate(model).generate)
     assert model.acceleration.fallback is None
     assert len(ours) == len(wanted) == 120
     assert all(map(torch.equal, ours, wanted))

@@ -139,7 +139,7 @@ def test_request_that_leaves_during_prefill_ends_immediately(texts, begins):
 
 
 @dataclass
-class Learning(tr.Drafter):
+class StateRecorder(tr.Drafter):
     """Records the hidden states of prompts."""
 
     def __post_init__(self):
@@ -158,7 +158,7 @@ class Learning(tr.Drafter):
 
 @pytest.mark.parametrize(("length", "streamed"), [(3 * PIECE, True), (3 * PIECE + 1, True), (3 * PIECE + 2, False)])
 def test_hidden_states_of_a_prompt_are_the_same_in_pieces(texts, length, streamed):
-    drafter, ids = Learning(), tiny.prompt(2, length)
+    drafter, ids = StateRecorder(), tiny.prompt(2, length)
     other = texts.join(SHORT, 60)
     texts.step()
     row = texts.join(ids, 4, drafter, streamed=streamed)

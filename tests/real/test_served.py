@@ -23,7 +23,7 @@ def client(request, real):
         yield server.client().with_options(timeout=300).chat.completions
 
 
-def asked(client, *turns, **more):
+def ask(client, *turns, **more):
     roles = ("user", "assistant")
     messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
     return client.create(model="real", messages=messages, temperature=0, max_tokens=NEW, **more)
@@ -38,13 +38,13 @@ def expected(real, ids, answer):
 
 def test_concurrent_answers(client, expected):
     with ThreadPoolExecutor(len(ASKED)) as threads:
-        found = list(threads.map(lambda question: asked(client, question), ASKED))
+        found = list(threads.map(lambda question: ask(client, question), ASKED))
     assert [each.choices[0].message.content for each in found] == expected
     assert all(each.usage.model_extra["speculation"]["accelerated"] for each in found)
 
 
 def test_streamed_answer(client, expected):
-    with contextlib.closing(asked(client, ASKED[0], stream=True)) as chunks:
+    with contextlib.closing(ask(client, ASKED[0], stream=True)) as chunks:
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == expected[0]
     assert len(pieces) > 3
@@ -56,5 +56,5 @@ def test_conversation(client, real, ids):
         prompt = ids(*turns, said)
         text = real.model.generate(prompt, max_new_tokens=NEW, do_sample=False)[0, prompt.shape[1] :]
         wanted = real.tokenizer.decode(text, skip_special_tokens=True)
-        assert asked(client, *turns, said).choices[0].message.content == wanted
+        assert ask(client, *turns, said).choices[0].message.content == wanted
         turns += [said, wanted]

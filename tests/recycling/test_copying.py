@@ -12,7 +12,7 @@ FILE = list(range(100, 160))
 ASKED = [1, 2, 3]
 
 
-class Answering:
+class Decoding:
     """A sequence decoded token by token, with its drafts."""
 
     def __init__(self, prompt, prediction=None, nodes=12):
@@ -33,12 +33,12 @@ class Answering:
             node = max(below, key=lambda other: tree["value"][other])
             path.append(int(tree["token"][node]))
 
-    def drafted(self):
+    def next_tokens(self):
         """Return the candidates for the next token."""
         tree = self.recycler.draft(np.array(self.tokens), 99)
         return {int(tree["token"][node]) for node in range(1, len(tree)) if tree["parent"][node] == 0}
 
-    def say(self, *tokens, ends=False):
+    def emit(self, *tokens, ends=False):
         for token in tokens:
             self.draft()
             self.tokens.append(token)
@@ -46,11 +46,11 @@ class Answering:
 
 
 def test_prediction_is_drafted_from_its_first_token():
-    answering = Answering(ASKED, FILE)
-    assert answering.draft() == FILE[:12]
-    answering.say(*FILE[:5])
-    assert answering.draft() == FILE[5:17]
-    assert Answering(ASKED).draft() == []
+    decoding = Decoding(ASKED, FILE)
+    assert decoding.draft() == FILE[:12]
+    decoding.emit(*FILE[:5])
+    assert decoding.draft() == FILE[5:17]
+    assert Decoding(ASKED).draft() == []
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_prediction_is_drafted_from_its_first_token():
 )
 @pytest.mark.parametrize("in_prompt", [False, True])
 def test_copying_continues_after_an_edit(said, following, in_prompt):
-    answering = Answering([*ASKED, *FILE, 4]) if in_prompt else Answering(ASKED, FILE)
-    answering.say(*said[:-1])
-    assert said[-1] in answering.drafted()
-    answering.say(said[-1])
-    assert answering.draft()[:10] == FILE[following : following + 10]
+    decoding = Decoding([*ASKED, *FILE, 4]) if in_prompt else Decoding(ASKED, FILE)
+    decoding.emit(*said[:-1])
+    assert said[-1] in decoding.next_tokens()
+    decoding.emit(said[-1])
+    assert decoding.draft()[:10] == FILE[following : following + 10]
 
 
 def test_copying_resumes_at_the_nearest_of_several_matches():
@@ -76,31 +76,31 @@ def test_copying_resumes_at_the_nearest_of_several_matches():
     parts = [[200, 201, 202, *range(300 + 20 * part, 310 + 20 * part), 203] for part in range(4)]
     file = [token for part in parts for token in part]
     for part in range(3):
-        answering = Answering(ASKED, file)
-        answering.say(*file[: 14 * part], 200, 201, 900, 202)
-        assert parts[part][3] in answering.drafted()
-        answering.say(parts[part][3])
-        assert answering.draft()[:9] == parts[part][4:13]
+        decoding = Decoding(ASKED, file)
+        decoding.emit(*file[: 14 * part], 200, 201, 900, 202)
+        assert parts[part][3] in decoding.next_tokens()
+        decoding.emit(parts[part][3])
+        assert decoding.draft()[:9] == parts[part][4:13]
 
 
 def test_a_repeated_replacement_is_drafted():
     """Two tokens replace the first token of a two-token name. Its other occurrences are elsewhere in the file."""
     file = [*FILE[:8], 50, 51, *FILE[8:16], 50, 51, *FILE[16:30], 50, 51, *FILE[30:]]
     edited = [*FILE[:8], 60, 61, 51, *FILE[8:16], 60, 61, 51, *FILE[16:30], 60, 61, 51, *FILE[30:]]
-    answering = Answering(ASKED, file)
-    answering.say(*edited[:14])
-    assert answering.draft(room=30)[:8] == edited[14:22]
-    answering.say(*edited[14:27])
-    assert answering.draft(room=30)[:8] == edited[27:35]
+    decoding = Decoding(ASKED, file)
+    decoding.emit(*edited[:14])
+    assert decoding.draft(room=30)[:8] == edited[14:22]
+    decoding.emit(*edited[14:27])
+    assert decoding.draft(room=30)[:8] == edited[27:35]
 
 
 def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
-    answering = Answering(ASKED, FILE)
-    answering.say(*FILE[:5])
-    other = Recycler(answering.recycler.matrix, np.array(ASKED), 12)
+    decoding = Decoding(ASKED, FILE)
+    decoding.emit(*FILE[:5])
+    other = Recycler(decoding.recycler.matrix, np.array(ASKED), 12)
     assert len(other.draft(np.array([*ASKED, FILE[7]]), 9)) == 1
-    answering.say(*FILE[5:20], 900, *FILE[21:40], ends=True)
-    assert answering.recycler.predicted == 39
+    decoding.emit(*FILE[5:20], 900, *FILE[21:40], ends=True)
+    assert decoding.recycler.predicted == 39
 
 
 @pytest.mark.parametrize("chains", [False, True])

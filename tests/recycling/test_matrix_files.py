@@ -33,7 +33,7 @@ def published(vocab_size=50, k=4, seed=0):
     return matrix
 
 
-def taught(**sizes):
+def learned_matrix(**sizes):
     matrix = NgramMatrix(**{**SIZES, **sizes})
     learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}), ([1, 2, 3], {4: 0.75, 5: 0.125}))
     matrix.calibration[3] = [2, 5]
@@ -152,7 +152,7 @@ TestFiles = Files.TestCase
 
 def test_published_loads_its_own_file_and_rows_of_ngram_files(tmp_path):
     wanted = published()
-    for path, matrix in ((tmp_path / "own", wanted), (tmp_path / "other", taught())):
+    for path, matrix in ((tmp_path / "own", wanted), (tmp_path / "other", learned_matrix())):
         matrix.save(path, "abc")
     loaded = AdjacencyMatrix(50, 4)
     storage = loaded.storage
@@ -171,10 +171,10 @@ def test_published_loads_its_own_file_and_rows_of_ngram_files(tmp_path):
     [
         (published(60), published(), "got 60"),
         (published(k=5), published(), "got 5"),
-        (published(), taught(), "published"),
-        (taught(vocab_size=60), taught(), "got 60"),
-        (NgramMatrix(**{**SIZES, "k": 3}), taught(), "got 3"),
-        (taught(orders=2), taught(), "got 2"),
+        (published(), learned_matrix(), "published"),
+        (learned_matrix(vocab_size=60), learned_matrix(), "got 60"),
+        (NgramMatrix(**{**SIZES, "k": 3}), learned_matrix(), "got 3"),
+        (learned_matrix(orders=2), learned_matrix(), "got 2"),
     ],
     ids=str,
 )
@@ -183,7 +183,7 @@ def test_file_of_another_model_is_refused(tmp_path, saved, loaded, value):
     assert_refused(loaded, tmp_path / "matrix", value)
 
 
-@pytest.mark.parametrize("kind", [published, taught])
+@pytest.mark.parametrize("kind", [published, learned_matrix])
 def test_file_of_another_tokenizer_is_refused_and_of_an_unknown_one_accepted(tmp_path, kind):
     path = tmp_path / "matrix"
     kind().save(path, "abc")
@@ -212,19 +212,19 @@ DAMAGED = [
     (published, {}, {"k": None}, "50xNone"),
     *(
         (kind, {}, {"version": version}, f"version {version}")
-        for kind in (published, taught)
+        for kind in (published, learned_matrix)
         for version in ("5", None)
     ),
-    *((kind, {}, {"format": name}, "") for kind in (published, taught) for name in ("pt", None)),
-    *((taught, {name: change}, {}, "") for name in ARRAYS for change in CHANGES),
-    *((taught, {name: None}, {}, "") for name in ARRAYS),
-    (taught, {"context_candidates": lambda held: held + 50}, {}, "context_candidates"),
-    (taught, {"calibration": lambda held: held[1:]}, {}, "2184"),
-    (taught, {"calibration": lambda held: held * float("nan")}, {}, "calibration"),
-    (taught, {"calibration": lambda held: held - 1}, {}, "calibration"),
-    (taught, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
-    (taught, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
-    (taught, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
+    *((kind, {}, {"format": name}, "") for kind in (published, learned_matrix) for name in ("pt", None)),
+    *((learned_matrix, {name: change}, {}, "") for name in ARRAYS for change in CHANGES),
+    *((learned_matrix, {name: None}, {}, "") for name in ARRAYS),
+    (learned_matrix, {"context_candidates": lambda held: held + 50}, {}, "context_candidates"),
+    (learned_matrix, {"calibration": lambda held: held[1:]}, {}, "2184"),
+    (learned_matrix, {"calibration": lambda held: held * float("nan")}, {}, "calibration"),
+    (learned_matrix, {"calibration": lambda held: held - 1}, {}, "calibration"),
+    (learned_matrix, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
+    (learned_matrix, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
+    (learned_matrix, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
 ]
 
 

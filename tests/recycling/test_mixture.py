@@ -12,14 +12,14 @@ from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.suffix_index import BREAK
 
 
-def mixed(matrix, text, suffix=False):
+def candidates_after(matrix, text, suffix=False):
     """Return the candidates after a text, most probable first."""
     grower = Grower(matrix, text, suffix)
     grower.grow(1)
     return grower.children()
 
 
-def ordered(wanted):
+def sorted_by_value(wanted):
     return dict(sorted(wanted.items(), key=lambda item: -item[1]))
 
 
@@ -42,33 +42,33 @@ def test_weight_of_occurrences_grows_with_match_length(repeated, here, past, in_
     history = [*again, 7, BREAK] if in_history else []
     matrix = matrix_with_history(history, {(again[-1],): {10: 0.5}}, vocab_size=60)
     text = again if in_history else [*again, 7, 8, *again]
-    close(mixed(matrix, text, suffix=not in_history), ordered({10: 0.4 * (1 - weight), 7: weight}))
+    close(candidates_after(matrix, text, suffix=not in_history), sorted_by_value({10: 0.4 * (1 - weight), 7: weight}))
     if not in_history:
-        close(mixed(matrix, text), {10: 0.4})
+        close(candidates_after(matrix, text), {10: 0.4})
 
 
 def test_own_occurrences_are_interpolated_with_the_history():
     """Three tokens match in the history, one in this sequence."""
     matrix = matrix_with_history([1, 2, 3, 7], {(3,): {10: 0.5}})
     text = [3, 8, 1, 2, 3]
-    close(mixed(matrix, text, suffix=True), ordered({10: 0.4 * 0.75 * 0.9, 7: 0.25 * 0.9, 8: 0.1}))
-    close(mixed(matrix, text), ordered({10: 0.4 * 0.75, 7: 0.25}))
+    close(candidates_after(matrix, text, suffix=True), sorted_by_value({10: 0.4 * 0.75 * 0.9, 7: 0.25 * 0.9, 8: 0.1}))
+    close(candidates_after(matrix, text), sorted_by_value({10: 0.4 * 0.75, 7: 0.25}))
 
 
 def test_longer_matches_weigh_more_and_the_longest_sets_the_total_weight():
     """Three matches of one token, one of two and one of three: weights 1, 1, 1, 4 and 10 of 17."""
     history = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
     matrix = matrix_with_history(history, {(39,): {10: 0.5}})
-    close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
+    close(candidates_after(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
 def test_candidates_of_the_previous_position_are_candidates():
     """From the longest context, without the newest token; they stand alone if there are no others."""
     matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5, 13: 0.25}}, orders=2)
-    close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
-    close(mixed(matrix, [3, 5, 39]), {10: 0.05, 13: 0.025})
-    close(mixed(matrix, [3, 5, 13]), {10: 0.05})
-    assert mixed(matrix, [5, 39, 38]) == {}
+    close(candidates_after(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
+    close(candidates_after(matrix, [3, 5, 39]), {10: 0.05, 13: 0.025})
+    close(candidates_after(matrix, [3, 5, 13]), {10: 0.05})
+    assert candidates_after(matrix, [5, 39, 38]) == {}
 
 
 # Calibration

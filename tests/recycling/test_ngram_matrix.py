@@ -12,7 +12,7 @@ BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
 
 
-def found(matrix, *context):
+def row_of(matrix, *context):
     return dict(matrix.look_up(*context))
 
 
@@ -27,13 +27,13 @@ def test_newer_contexts_replace_older_ones_when_memory_is_full():
     assert places == 10
     for first in range(40):
         learn(matrix, ([first, 5], {first: 0.5, 49: 0.25}))
-        close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
+        close(row_of(matrix, first, 5), {first: 0.5, 49: 0.25})
     kept = [first for first in range(40) if matrix.look_up(first, 5)]
     assert len(kept) == matrix.ngrams <= places
     assert 39 in kept
     # An overwritten context is unknown: it does not return the row of the context that replaced it.
     for first in kept:
-        close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
+        close(row_of(matrix, first, 5), {first: 0.5, 49: 0.25})
 
 
 def test_memory_is_bounded():
@@ -65,7 +65,7 @@ def test_rows_equal_those_of_a_dictionary(data):
         for order in range(1, min(orders, len(text)) + 1):
             wanted[tuple(text[-order:])] = row
     for context, row in wanted.items():
-        close(found(matrix, *context), row)
+        close(row_of(matrix, *context), row)
     assert matrix.ngrams == sum(len(context) > 1 for context in wanted)
     assert int(matrix.filled.sum()) == sum(len(context) == 1 for context in wanted)
 

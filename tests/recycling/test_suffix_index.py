@@ -23,7 +23,7 @@ from token_recycling.recycling.suffix_index import (
 WALKED, LONG = 16, 3
 
 
-def found(index, text):
+def matches_of(index, text):
     """Return the next token and the match length of each match."""
     matches, recent = np.zeros(FOUND, module.MATCH), np.full(LONGEST, -1)
     recent[: len(text)] = text[: -LONGEST - 1 : -1]
@@ -37,7 +37,7 @@ def bucket(last, buckets):
         return int(module._bucket(*last[::-1], *[BREAK] * (LONG - len(last)), buckets))
 
 
-def searched(added, capacity, text):
+def searched_matches(added, capacity, text):
     """Return the same by scanning all added tokens; of each chain only the newest positions."""
     held = added[-capacity:] if capacity else []
     wanted = []
@@ -74,7 +74,7 @@ def test_matches_equal_those_of_a_full_search(added, capacity, text, piece):
     index = SuffixIndex(capacity=capacity)
     for start in range(0, len(added), piece):
         index.extend(added[start : start + piece])
-    assert found(index, text) == searched(added, capacity, text)
+    assert matches_of(index, text) == searched_matches(added, capacity, text)
     assert index.tokens.tolist() == added[-capacity:]
     assert len(index) == len(added)
 
@@ -86,7 +86,7 @@ def test_index_without_capacity_grows(text, piece):
     for start in range(piece, len(text), piece):
         index.extend(np.array(text[start : start + piece], np.int32))
     assert index.tokens.tolist() == text
-    assert found(index, text) == searched(text, len(index.arrays.tokens), text)
+    assert matches_of(index, text) == searched_matches(text, len(index.arrays.tokens), text)
 
 
 @given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
@@ -114,7 +114,7 @@ def test_positions_are_renumbered_before_they_overflow(monkeypatch):
         assert len(index) <= 40
         assert index.tokens.tolist() == added[: place + 5][-16:]
         text = added[: place + 5]
-        assert found(index, text) == searched(text, 16, text)
+        assert matches_of(index, text) == searched_matches(text, 16, text)
     assert len(index) < 200
 
 
@@ -190,4 +190,4 @@ def test_repeated_sequence_is_not_stored_again():
 def test_masked_tokens_match_but_are_never_candidates():
     index = SuffixIndex([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
     for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
-        assert found(index, text) == wanted
+        assert matches_of(index, text) == wanted

@@ -43,7 +43,7 @@ def messages_of_new_process(tmp_path, monkeypatch, caplog):
     return messages
 
 
-def imported(path):
+def import_loops(path):
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("loops", path)
     assert spec is not None
@@ -54,19 +54,19 @@ def imported(path):
 
 
 def test_compilation_is_reported_and_timed_once_and_cached_code_is_silent(tmp_path, messages_of_new_process):
-    before, loops = compiled.compiling.seconds, imported(tmp_path / "loops.py")
+    before, loops = compiled.compiling.seconds, import_loops(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
     assert compiled.compiling.seconds > before
     (message,) = messages_of_new_process()
     assert "once on this machine" in message
-    before, again = compiled.compiling.seconds, imported(tmp_path / "loops.py")
+    before, again = compiled.compiling.seconds, import_loops(tmp_path / "loops.py")
     assert again.twice(3) == 8
     assert (messages_of_new_process(), compiled.compiling.seconds) == ([], before)
 
 
 def test_message_without_a_cache_names_the_remedy(tmp_path, messages_of_new_process, monkeypatch):
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
-    assert imported(tmp_path / "loops.py").twice(3) == 8
+    assert import_loops(tmp_path / "loops.py").twice(3) == 8
     (message,) = messages_of_new_process()
     assert "in every process" in message
     assert "NUMBA_CACHE_DIR" in message
@@ -74,12 +74,12 @@ def test_message_without_a_cache_names_the_remedy(tmp_path, messages_of_new_proc
 
 def test_in_place_upgrade_recompiles_everything(tmp_path, messages_of_new_process, monkeypatch):
     """The old cache is not even read: here it is unreadable."""
-    imported(tmp_path / "loops.py").twice(3)
+    import_loops(tmp_path / "loops.py").twice(3)
     for index in (tmp_path / "kept").rglob("*.nbi"):
         index.write_bytes(b"names a class that is gone")
     messages_of_new_process()
     monkeypatch.setattr(compiled, "_SOURCES", "another")
-    assert imported(tmp_path / "loops.py").twice(3) == 8
+    assert import_loops(tmp_path / "loops.py").twice(3) == 8
     assert len(messages_of_new_process()) == 1
 
 

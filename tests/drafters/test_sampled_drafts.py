@@ -22,18 +22,18 @@ SIZE, NEW = 3, 4
 PROMPT = torch.tensor([[1, 0, 2]])
 
 
-def small(seed):
+def small_model(seed):
     return tiny.llama(seed, vocab_size=SIZE, initializer_range=0.12)
 
 
 def sampled_draft_model(mode):
     options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
-    return tr.make_drafter("draft_model", model=small(8), **options)
+    return tr.make_drafter("draft_model", model=small_model(8), **options)
 
 
 def sampled_specdec_pp():
     """Its head stops after 0 and continues after 1: sampled tokens decide the length of drafts."""
-    draft, head = small(8), AcceptanceHead(32, 0)
+    draft, head = small_model(8), AcceptanceHead(32, 0)
     with torch.no_grad(), layer_states(draft, last_state(draft.config.num_hidden_layers)) as states:
         draft(torch.cat([PROMPT.expand(SIZE, 3), torch.arange(SIZE)[:, None]], dim=1))
         head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
@@ -54,7 +54,7 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
 )
 def test_outputs_have_the_distribution_of_generate(name, runs):
     """Every output of 4 tokens over a vocabulary of 3, with a repetition penalty unknown to the drafters."""
-    model = small(7)
+    model = small_model(7)
     processors = LogitsProcessorList(
         [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.3)]
     )
@@ -89,7 +89,7 @@ def test_outputs_have_the_distribution_of_generate(name, runs):
 @pytest.mark.parametrize("name", ["sequence", "tree", "graph"])
 def test_top_k_1_sampling_equals_greedy_decoding(name):
     """A node may have more children than the draft distribution has possible tokens."""
-    model, only = small(7), LogitsProcessorList([logits_process.TopKLogitsWarper(1)])
+    model, only = small_model(7), LogitsProcessorList([logits_process.TopKLogitsWarper(1)])
     wanted = model.generate(PROMPT, max_new_tokens=12, do_sample=False)[0, PROMPT.shape[1] :].tolist()
     options = {"do_sample": True, "logits_processor": only, "max_new_tokens": 12}
     steps = list(tr.stream(model, PROMPT, DRAFTERS[name](), **options))

@@ -22,7 +22,7 @@ from token_recycling.trees.draft import Budget
 from token_recycling.trees.templates import parse_paths
 
 
-class Reading:
+class TableReader:
     """The interface of `Reader`, with distributions from the table q."""
 
     def __init__(self, text):
@@ -40,7 +40,7 @@ def sampled_graph(text):
     """Three steps with merges. A copied token was sampled on another path, after which q differs."""
     rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
     tokens = torch.tensor(text or [0])
-    made = grow(Reading(text), tokens, rules, Budget(), TOKENS, warp=lambda logits: logits)
+    made = grow(TableReader(text), tokens, rules, Budget(), TOKENS, warp=lambda logits: logits)
     draft = made.unrolled(rules.nodes)
     COPIES.append(len(made.copied))
     return draft
@@ -50,7 +50,7 @@ def stopped_after_zero(text):
     """At most three tokens, none after a 0: sampled tokens decide the length of the draft."""
     tokens = torch.tensor(text or [0])
     made = grow(
-        Reading(text),
+        TableReader(text),
         tokens,
         Rules(3, 1, 3),
         Budget(),
