@@ -96,7 +96,7 @@ def test_interrupted_run_resumes_to_the_same_rows(tmp_path, spec, replay, after)
     events, hook = stop_after(10**6)
     found = benching.run(where, asked, tmp_path / "parts", hook)
     assert found[: len(before)] == before
-    assert benching.timeless(found) == benching.timeless(wanted)
+    assert benching.without_times(found) == benching.without_times(wanted)
     # Nothing is measured twice.
     measured = sum(one.phase == "measuring" and one.outcomes is not None for one in events)
     assert measured == asked.calls(2) - 2 * len(before)
@@ -114,7 +114,7 @@ def test_truncated_row_is_measured_again_and_a_finished_run_measures_nothing(tmp
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index(b"\n", len(whole) // 2) + 20])
     again = benching.run(where, plan(2), tmp_path)
-    assert benching.timeless(again) == benching.timeless(wanted)
+    assert benching.without_times(again) == benching.without_times(wanted)
     events, hook = stop_after(10**6)
     assert benching.run(where, plan(2), tmp_path, hook) == again
     assert events == []
@@ -181,7 +181,7 @@ def test_different_output_is_recorded_with_its_margin(tmp_path, monkeypatch):
     place = next(place for place, token in enumerate(plain) if token != 65)
     text = torch.cat([ids, torch.tensor([plain[:place]], dtype=torch.long)], dim=1)
     logits = where.model(text).logits[0, -1].detach()
-    benching.plant_a_fault(monkeypatch)
+    benching.inject_fault(monkeypatch)
     one = benching.run(where, plan(1, False, ("generate", "plain")), tmp_path)[1]
     assert one["identical"] is False
     assert one["divergence"].pop("margin") == pytest.approx(float(logits[plain[place]] - logits[65]), abs=1e-4)
@@ -226,7 +226,7 @@ def test_row_of_two_turns_and_three_repeats():
 
 def test_forced_methods_decode_the_output_of_generate_in_any_order(tmp_path, monkeypatch):
     """A method whose own output would differ has the same tokens and is not compared."""
-    benching.plant_a_fault(monkeypatch)
+    benching.inject_fault(monkeypatch)
     specs = ("forced:recycling:tree=4", "plain", "generate", "forced:cold:plain")
     found = benching.by_method(benching.run(benching.setup(repeats=2), plan(2, False, specs), tmp_path))
     assert [one["identical"] for one in found["plain"]] == [False, False]

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from support import tiny
 from support.serving import serving
-from support.speaking import speaking_llama
+from support.speaking import ascii_llama
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 
@@ -34,7 +34,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def model():
-    return speaking_llama()
+    return ascii_llama()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from support import tiny
 from support.pages import events, generate, shown
 from support.serving import serving
-from support.speaking import speaking_llama
+from support.speaking import ascii_llama
 
 SCHEMA = {
     "type": "object",
@@ -20,7 +20,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True,
 
 @pytest.fixture(scope="module")
 def server():
-    model = speaking_llama()
+    model = ascii_llama()
     model.generation_config.eos_token_id = 0
     with serving(model, tiny.tokenizer(), offers=("recycling:tree=8", "published")) as running:
         yield running

@@ -6,7 +6,7 @@ import pytest
 from support import tiny
 from support.pages import PROMPT, answered, events, figures, fill, generate, one_step, shown
 from support.serving import keys, serving, wait_for
-from support.speaking import chatty
+from support.speaking import chat_tokenizer
 
 MARKUP = '<img src="x" onerror="document.title = 1"><b>bold</b>'
 
@@ -43,7 +43,7 @@ def test_form_options_reach_the_server(page):
 
 
 def test_chat_has_several_turns(opened, model):
-    with serving(model, chatty(tiny.tokenizer())) as server:
+    with serving(model, chat_tokenizer()) as server:
         page = opened(server)
         assert page.is_checked("#kind input[value=chat]")
         assert page.is_hidden("#turns")

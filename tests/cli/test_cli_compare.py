@@ -104,7 +104,7 @@ def test_compare_starts_cold_and_keeps_the_matrix(tiny_model_dir):
 
 
 def test_compare_reports_the_first_divergence(loaded, tiny_model_dir, monkeypatch):
-    benching.plant_a_fault(monkeypatch)
+    benching.inject_fault(monkeypatch)
     plain = reference(loaded, PROMPT, max_new_tokens=10, do_sample=False)
     position = next(place for place, token in enumerate(plain) if token != 65)
     found = run_json("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, status=1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.draft_tables import FORK, grown
-from support.runs import fix_costs, fix_work
+from support.runs import fix_costs, freeze_overhead
 
 import token_recycling as tr
 from token_recycling.costs import best_size
@@ -81,7 +81,7 @@ def machine(monkeypatch):
     """Cost of a forward pass of the draft model, relative to the target; up to eight rows cost the same."""
     cost = [0.25]
     fix_costs(monkeypatch, (1, 8, 16), (1.0, 1.0, 3.0))
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
     monkeypatch.setattr(CausalDrafter, "step_cost", lambda *_: cost[0])
     return cost
 

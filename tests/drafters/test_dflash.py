@@ -5,7 +5,7 @@ import torch
 from support import assistants, tiny
 from support.architectures import model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_same, drafted_steps, drafts_of, fix_costs, fix_work, paths_of
+from support.runs import check_same, drafted_steps, drafts_of, fix_costs, freeze_overhead, paths_of
 from transformers import cache_utils
 
 import token_recycling as tr
@@ -69,7 +69,7 @@ def test_block_is_embedded_without_the_embedding_norm():
 
 
 def test_auto_drafts_the_number_of_nodes_that_pays(counting, monkeypatch):
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
     assistant = assistants.trained_dflash(counting)
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)

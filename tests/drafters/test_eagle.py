@@ -16,7 +16,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, paths_of, recorded_drafts
+from support.runs import check_perfect, drafted_steps, drafts_of, paths_of, profitable_depths, recorded_drafts
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
@@ -107,7 +107,7 @@ def test_drafting_stops_where_it_does_not_pay(counting, tmp_path, monkeypatch):
     counting.lm_head.weight.data *= 5
     cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
     for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0})):
-        assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
+        assert profitable_depths(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
 # cached prefixes, long prompts and batches

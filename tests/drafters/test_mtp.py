@@ -11,7 +11,7 @@ from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.cases import thinned
 from support.recurrent_architectures import recurrent
-from support.runs import check_perfect, check_same, depths_that_pay, drafted_steps, drafts_of, paths_of
+from support.runs import check_perfect, check_same, drafted_steps, drafts_of, paths_of, profitable_depths
 from transformers import AutoModelForCausalLM
 
 import token_recycling as tr
@@ -113,7 +113,7 @@ def test_auto_drafts_the_depth_and_nodes_that_pay(counting, monkeypatch):
     """Layers slower than the target are not run."""
     layers, cheap = assistants.counting_mtp(counting, 1), (1.0, 1.001, 1.002, 1.003, 1.004)
     for price, seconds, depths in ((0.01, cheap, {4}), (0.01, (1.0, 90.0), {0}), (2.0, cheap, {0})):
-        assert depths_that_pay(monkeypatch, counting, Mtp(layers), price, seconds) == depths
+        assert profitable_depths(monkeypatch, counting, Mtp(layers), price, seconds) == depths
 
 
 # layers

@@ -9,9 +9,8 @@ from typing import Literal
 
 import pydantic
 import pytest
-from support import tiny
 from support.serving import serving
-from support.speaking import chatty, ending_llama
+from support.speaking import chat_tokenizer, ending_llama
 
 HELLO = [{"role": "user", "content": "hello"}]
 PARAMETERS = {
@@ -30,7 +29,7 @@ class Place(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def server():
     model = ending_llama()
-    with serving(model, chatty(tiny.tokenizer())) as running:
+    with serving(model, chat_tokenizer()) as running:
         yield running
 
 

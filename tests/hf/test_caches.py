@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
 from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, named
-from support.batches import batch, turned
+from support.batches import batch, next_turn
 from support.cases import paired, thinned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT, recurrent
@@ -120,7 +120,7 @@ def test_plain_and_accelerated_turns_share_a_cache(kind, case, lengths):
             else:
                 text = model.generate(**arguments)
             assert int(cache.get_seq_length()) == text.shape[1] - 1
-            inputs = turned(inputs, text, turn, VOCABULARY)
+            inputs = next_turn(inputs, text, turn, VOCABULARY)
             for layer in cache.layers:
                 if layer.values is not None:
                     layer.values.mul_(0.8)

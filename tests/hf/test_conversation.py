@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.noting import noted
-from support.speaking import chatty, speaking_llama
+from support.speaking import ascii_llama, chat_tokenizer
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
 
@@ -24,7 +24,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 @pytest.fixture
 def chat():
-    return Conversation(speaking_llama(), chatty(tiny.tokenizer()), **GREEDY)
+    return Conversation(ascii_llama(), chat_tokenizer(), **GREEDY)
 
 
 def cold(chat, messages, **arguments):
@@ -127,7 +127,7 @@ def assert_read_again(chat):
 
 def test_reset_clears_the_messages_and_keeps_the_drafter():
     drafter = make_drafter("recycling:tree=8")
-    chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, system="import sys", **GREEDY)
+    chat = Conversation(ascii_llama(), chat_tokenizer(), drafter, system="import sys", **GREEDY)
     first = chat.say("add a, b")
     assert chat.messages[0] == {"role": "system", "content": "import sys"}
     chat.say("again")
@@ -143,8 +143,8 @@ def test_reset_clears_the_messages_and_keeps_the_drafter():
 
 def test_reproducible_answer_equals_that_of_a_new_conversation():
     """It does not use the prefix cache, whose states were rounded in other forward passes."""
-    model, turns = speaking_llama().bfloat16(), []
-    tokenizer, drafter = chatty(tiny.tokenizer()), make_drafter("recycling", reproducible=True)
+    model, turns = ascii_llama().bfloat16(), []
+    tokenizer, drafter = chat_tokenizer(), make_drafter("recycling", reproducible=True)
     chat = Conversation(model, tokenizer, drafter, **GREEDY)
     for said in SAID:
         new = Conversation(model, tokenizer, drafter, **GREEDY)
@@ -195,7 +195,7 @@ def test_error_leaves_the_conversation_unchanged(chat):
 
 def test_answer_ends_at_the_context_limit_and_the_next_turn_is_rejected():
     model = tiny.llama(vocab_size=300, max_position_embeddings=64)
-    chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=150, do_sample=False)
+    chat = Conversation(model, chat_tokenizer(), max_new_tokens=150, do_sample=False)
     chat.say("add a, b")
     assert chat.last is not None
     assert chat.last.arguments["input_ids"].shape[1] + len(chat.last.tokens) == 64
@@ -208,12 +208,12 @@ def test_answer_ends_at_the_context_limit_and_the_next_turn_is_rejected():
 
 
 def test_prompt_must_be_shorter_than_the_context():
-    chat = Conversation(tiny.llama(vocab_size=300), chatty(tiny.tokenizer()), max_new_tokens=1)
+    chat = Conversation(tiny.llama(vocab_size=300), chat_tokenizer(), max_new_tokens=1)
     chat.say("add a, b")
     length = chat.last.arguments["input_ids"].shape[1]
     for context in (length, length + 1):
         model = tiny.llama(vocab_size=300, max_position_embeddings=context)
-        chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=9)
+        chat = Conversation(model, chat_tokenizer(), max_new_tokens=9)
         if context == length:
             with pytest.raises(ValueError, match=f"context of {length}, got {length}; start a new one"):
                 chat.say("add a, b")

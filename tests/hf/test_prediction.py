@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny
-from support.runs import fix_costs, fix_work
+from support.runs import fix_costs, freeze_overhead
 
 from token_recycling import Stats, generate
 
@@ -17,7 +17,7 @@ TOKENS = 60
 @pytest.fixture
 def arguments(model, monkeypatch):
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
     ids = torch.randint(0, 60, (1, 12), generator=torch.Generator().manual_seed(2))
     return {"input_ids": ids, "max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None}
 

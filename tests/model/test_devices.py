@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import chosen, model_of, named
-from support.batches import batch, turned
+from support.batches import batch, next_turn
 from support.cases import thinned
 from support.drafters import Garbage
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
@@ -192,7 +192,7 @@ def test_offloaded_cache_stays_on_the_host(offloading, case):
     assert ours.stats.steps
     assert torch.equal(ours.sequences.to(HERE), wanted)
     assert {layer.keys.device for layer in ours.past_key_values.layers} == {HERE}
-    inputs = {**turned(inputs, ours.sequences, 7), **GREEDY}
+    inputs = {**next_turn(inputs, ours.sequences, 7), **GREEDY}
     texts = [
         model.generate(**inputs, past_key_values=copy.deepcopy(plain.past_key_values)),
         model.generate(**inputs, past_key_values=copy.deepcopy(ours.past_key_values)),

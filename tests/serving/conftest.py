@@ -11,26 +11,26 @@ from support import tiny
 
 @pytest.fixture(scope="session")
 def model():
-    from support.speaking import speaking_llama
+    from support.speaking import ascii_llama
 
-    return speaking_llama()
+    return ascii_llama()
 
 
 @pytest.fixture(scope="session")
 def slow():
     """A model that is slow on every machine, so that long outputs take long."""
-    from support.speaking import speaking_llama
+    from support.speaking import ascii_llama
 
-    model = speaking_llama()
+    model = ascii_llama()
     model.register_forward_pre_hook(lambda *args: time.sleep(0.004))
     return model
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from support.speaking import chatty
+    from support.speaking import chat_tokenizer
 
-    return chatty(tiny.tokenizer())
+    return chat_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from support import http, tiny
 from support.openai_answers import MESSAGES, chat, completion
 from support.serving import keys, serving
-from support.speaking import chatty
+from support.speaking import chat_tokenizer
 
 from token_recycling.serving.api.messages import MessagesRequest
 
@@ -144,7 +144,7 @@ def test_extra_slashes_in_paths_are_ignored(server, path):
 
 def test_keys_are_checked_before_a_body_is_parsed(model):
     """The server parses nothing that a client without a key sends."""
-    with serving(model, chatty(tiny.tokenizer()), keys=keys("a"), isolation="per-key") as server:
+    with serving(model, chat_tokenizer(), keys=keys("a"), isolation="per-key") as server:
         for content in (b"{bad", b"[" * 1_900_000):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 began = time.process_time()

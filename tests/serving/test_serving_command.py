@@ -14,7 +14,7 @@ import pytest
 from support import http, tiny
 from support.commandline import run
 from support.serving import matrix_path
-from support.speaking import chatty, speaking_llama
+from support.speaking import ascii_llama, chat_tokenizer
 
 from token_recycling.cli.commands.serve import _bound
 from token_recycling.recycling.matrix_file import read_matrix_file
@@ -27,9 +27,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    speaking_llama().save_pretrained(folder)
+    ascii_llama().save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
-    (folder / "template.jinja").write_text(chatty(tiny.tokenizer()).chat_template)
+    (folder / "template.jinja").write_text(chat_tokenizer().chat_template)
     return folder
 
 

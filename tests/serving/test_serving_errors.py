@@ -8,7 +8,7 @@ import pytest
 from support import http, tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import CONTEXT, chatty, ending_llama, speaking_llama
+from support.speaking import CONTEXT, ascii_llama, chat_tokenizer, ending_llama
 from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
@@ -35,7 +35,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    with serving(model, chatty(tiny.tokenizer())) as running:
+    with serving(model, chat_tokenizer()) as running:
         yield running
 
 
@@ -317,7 +317,7 @@ def test_model_without_chat_template_refuses_chats(model):
 
 
 def test_model_without_eos_token_refuses_structured_outputs(tokenizer):
-    with serving(speaking_llama(), tokenizer) as server:
+    with serving(ascii_llama(), tokenizer) as server:
         for _ in range(2):
             status, text = ask(server, C, False, response_format={"type": "json_object"})
             assert (status, "eos_token_id" in text) == (400, True)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from support import tiny
 from support.cases import thinned
-from support.runs import fix_costs, fix_work
+from support.runs import fix_costs, freeze_overhead
 from support.serving import keys, matrix_path, serving
 
 from token_recycling.drafters._registry import make_drafter
@@ -42,7 +42,7 @@ DRAFTERS = thinned(["recycling", "published:tree=chain:4", *OTHERS], kept=lambda
 def fixed_costs(monkeypatch):
     """Fix the costs of forward passes and of drafting, so that tree sizes depend only on tokens and logits."""
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -6,7 +6,7 @@ import logging
 import pytest
 from support import http, tiny
 from support.serving import keys, serving, wait_for
-from support.speaking import speaking_llama
+from support.speaking import ascii_llama
 
 from token_recycling.serving.metrics import JsonLines, log_json_lines
 
@@ -20,7 +20,7 @@ def access(caplog):
 
 
 def test_answers_and_generations_are_logged_without_texts(access):
-    with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
+    with serving(ascii_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
         said = server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 12}, "secret-ann").json()
         assert server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 0}, "secret-bob").status_code == 400
         server.wait_until_idle()
@@ -41,7 +41,7 @@ def test_answers_and_generations_are_logged_without_texts(access):
 
 
 def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access):
-    with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
+    with serving(ascii_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
         for user in ("ann", "ann", "bob"):
             asked = {"prompt": "for index in", "max_tokens": 200, "stream": True}
             server.post("/v1/completions", asked, f"secret-{user}")
@@ -81,6 +81,6 @@ def test_json_lines_are_single_objects_with_tracebacks(capfd):
 
 
 def test_unknown_paths_are_logged_as_other(access):
-    with serving(speaking_llama(), tiny.tokenizer()) as server:
+    with serving(ascii_llama(), tiny.tokenizer()) as server:
         http.get(f"{server.url}/{SECRET.replace(' ', '-')}")
     assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]

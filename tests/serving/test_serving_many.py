@@ -8,7 +8,7 @@ import pytest
 from support import architectures, tiny
 from support.openai_answers import completion, streamed_completion
 from support.serving import matrix_path, serving, wait_for
-from support.speaking import chatty
+from support.speaking import chat_tokenizer
 
 import token_recycling as tr
 from token_recycling.model.graphs.passes import CapturedPasses
@@ -21,7 +21,7 @@ from token_recycling.serving.generation import AdditivePenalties
 
 @pytest.fixture(scope="module")
 def server(model):
-    with serving(model, chatty(tiny.tokenizer()), concurrency=4) as running:
+    with serving(model, chat_tokenizer(), concurrency=4) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from openai.types.responses import Response
 from support import tiny
 from support.openai_answers import chat, completion
 from support.serving import PROMPT, serving
-from support.speaking import CONTEXT, TEMPLATE, chatty
+from support.speaking import CONTEXT, TEMPLATE, chat_tokenizer
 
 from token_recycling.model.target import Target
 from token_recycling.serving.api import common
@@ -64,7 +64,7 @@ def test_reasoning_effort_reaches_templates_that_read_it(server, model):
         chat(server, temperature=0, max_tokens=24, reasoning_effort="high").choices
         == chat(server, temperature=0, max_tokens=24).choices
     )
-    tokenizer = chatty(tiny.tokenizer())
+    tokenizer = chat_tokenizer()
     tokenizer.chat_template = "{{ reasoning_effort }}: " + TEMPLATE
     with serving(model, tokenizer) as other:
         answer = chat(
@@ -118,7 +118,7 @@ ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content":
     ],
 )
 def test_conversation_refused_by_the_template_is_merged_into_turns(template, messages, shown):
-    tokenizer = chatty(tiny.tokenizer())
+    tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages})
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "

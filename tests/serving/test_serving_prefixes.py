@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from support.noting import noted
-from support.runs import fix_costs, fix_work
+from support.runs import fix_costs, freeze_overhead
 from support.serving import keys, serving
 
 from token_recycling.serving.settings import Isolation
@@ -102,7 +102,7 @@ def test_cached_prefixes_stay_under_the_memory_limit(model, tokenizer, limit):
 
 def test_speculation_can_be_limited_and_disabled(model, tokenizer, monkeypatch):
     fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
     with serving(model, tokenizer, drafter="recycling") as server:
 
         def asked(**more):

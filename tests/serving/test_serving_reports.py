@@ -1,11 +1,11 @@
 """Requests from public bug reports about other servers, as their clients send them; this server answers each."""
 
 import pytest
-from support import http, tiny
+from support import http
 from support.cases import paired
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, ending_llama
+from support.speaking import chat_tokenizer, ending_llama
 
 from token_recycling.serving.conversation import joined
 from token_recycling.serving.protocol import ChatRequest
@@ -141,7 +141,7 @@ REPORTS = {
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(ending_llama(), chatty(tiny.tokenizer())) as running:
+    with serving(ending_llama(), chat_tokenizer()) as running:
         yield running
 
 

@@ -1,9 +1,8 @@
 """A reproducible server: output and drafts of a request depend on the request alone."""
 
 import pytest
-from support import tiny
 from support.serving import serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import ascii_llama, chat_tokenizer
 
 from token_recycling.serving.settings import Isolation, Settings
 
@@ -18,7 +17,7 @@ SETTINGS = {"reproducible": True, "isolation": "per-request"}
 
 @pytest.fixture(scope="module")
 def bfloat16_model():
-    return speaking_llama().bfloat16()
+    return ascii_llama().bfloat16()
 
 
 def answers(server, order):
@@ -34,22 +33,22 @@ def answers(server, order):
 
 
 def test_answers_do_not_depend_on_other_requests_or_runs(bfloat16_model):
-    with serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS) as server:
+    with serving(bfloat16_model, chat_tokenizer(), **SETTINGS) as server:
         first = answers(server, range(len(ASKED)))
         assert answers(server, reversed(range(len(ASKED)))) == first
         assert not server.engine.prefixes.nbytes
-    with serving(speaking_llama().bfloat16(), chatty(tiny.tokenizer()), **SETTINGS) as server:
+    with serving(ascii_llama().bfloat16(), chat_tokenizer(), **SETTINGS) as server:
         assert answers(server, (2, 0, 3, 1)) == first
 
 
 def test_drafts_depend_on_earlier_requests_by_default(bfloat16_model):
-    with serving(bfloat16_model, chatty(tiny.tokenizer()), isolation="shared") as server:
+    with serving(bfloat16_model, chat_tokenizer(), isolation="shared") as server:
         assert answers(server, range(len(ASKED))) != answers(server, range(len(ASKED)))
 
 
 @pytest.mark.parametrize("drafter", ["accelerated", "suffix", "recycling:k=4"])
 def test_drafters_chosen_by_a_request_are_reproducible(bfloat16_model, drafter):
-    with serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS, offers=("suffix", "recycling:k=4")) as server:
+    with serving(bfloat16_model, chat_tokenizer(), **SETTINGS, offers=("suffix", "recycling:k=4")) as server:
         first, again = (server.steps(prompt="import os", drafter=drafter, max_tokens=16) for _ in range(2))
         trees = [[{**data, "seconds": None} for name, data in events if name == "step"] for events in (first, again)]
         assert trees[0] == trees[1]
@@ -73,6 +72,6 @@ def test_settings_that_share_state_between_requests_are_refused(settings, got):
 def test_drafter_that_reads_the_clock_is_refused(bfloat16_model):
     with (
         pytest.raises(ValueError, match=r"reproducible=True needs .*layer_skip"),
-        serving(bfloat16_model, chatty(tiny.tokenizer()), **SETTINGS, drafter="layer_skip"),
+        serving(bfloat16_model, chat_tokenizer(), **SETTINGS, drafter="layer_skip"),
     ):
         pass

@@ -10,7 +10,7 @@ import pytest
 from support import http, tiny
 from support.cases import paired
 from support.serving import keys, serving, wait_for
-from support.speaking import chatty
+from support.speaking import chat_tokenizer
 
 from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
@@ -121,7 +121,7 @@ def test_prompt_output_and_body_lengths_are_limited(model):
 
 def test_prompts_are_tokenized_outside_the_event_loop(model, monkeypatch):
     """A long prompt would block streams of other requests."""
-    tokenizer, threads = chatty(tiny.tokenizer()), []
+    tokenizer, threads = chat_tokenizer(), []
     usual = type(tokenizer)._encode_plus
 
     def encode(self, *args, **kwargs):

@@ -4,10 +4,9 @@ import inspect
 import sys
 import threading
 
-from support import tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, ending_llama
+from support.speaking import chat_tokenizer, ending_llama
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
@@ -31,7 +30,7 @@ def test_stream_enters_few_modules_and_two_generators(monkeypatch):
 
     threading.setprofile(note)  # for threads that start from now on
     try:
-        with serving(model, chatty(tiny.tokenizer())) as server:
+        with serving(model, chat_tokenizer()) as server:
             server.engine.metrics.count_request("warm", 200, 0.0)
             entered.clear(), generators.clear(), decoding.clear()
             answer = server.post("/v1/chat/completions", {**BODY, "stream": True})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import tiny
 from support.serving import matrix_path, serving, wait_for
-from support.speaking import speaking_llama
+from support.speaking import ascii_llama
 
 from token_recycling.recycling.matrix_file import fingerprint, read_matrix_file
 
@@ -20,7 +20,7 @@ def rows(path):
 def test_changed_matrix_is_saved_at_intervals(tmp_path):
     """With a concurrency of 1, a save follows a request."""
     settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 1}
-    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
+    with serving(ascii_llama(), tiny.tokenizer(), **settings) as server:
         server.post("/v1/completions", ASKED)
         wait_for(matrix_path(tmp_path).exists)
         saves = 'token_recycling_matrix_saves_total{outcome="good"}'
@@ -34,7 +34,7 @@ def test_changed_matrix_is_saved_at_intervals(tmp_path):
 
 
 def test_matrix_is_saved_at_shutdown_and_loaded_at_start(tmp_path):
-    model, tokenizer = speaking_llama(), tiny.tokenizer()
+    model, tokenizer = ascii_llama(), tiny.tokenizer()
     settings = {"matrix": matrix_path(tmp_path), "save_every": 1000}
     with serving(model, tokenizer, **settings) as server:
         cold = server.post("/v1/completions", {**ASKED, "temperature": 0}).json()
@@ -50,7 +50,7 @@ def test_matrix_is_saved_at_shutdown_and_loaded_at_start(tmp_path):
 def test_matrix_saved_at_shutdown_is_complete(tmp_path, concurrency):
     """Sequences still learn from the step in which they are cancelled."""
     settings = {"matrix": matrix_path(tmp_path), "concurrency": concurrency, "save_every": 0.02, "grace": 0}
-    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
+    with serving(ascii_llama(), tiny.tokenizer(), **settings) as server:
         asking = [
             threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "prompt": word, "max_tokens": 300}))
             for word in ("import os", "for index", "print(")

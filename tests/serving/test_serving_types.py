@@ -4,11 +4,10 @@ import json
 
 import httpx2
 import pytest
-from support import tiny
 from support.cases import parameter
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, ending_llama
+from support.speaking import chat_tokenizer, ending_llama
 
 USER, SYSTEM = {"role": "user", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "a"}]}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -113,7 +112,7 @@ CASES = [
 def client():
     """A client of a model with an EOS token, which structured outputs need."""
     model = ending_llama()
-    with serving(model, chatty(tiny.tokenizer())) as server, httpx2.Client(base_url=server.url, timeout=300) as opened:
+    with serving(model, chat_tokenizer()) as server, httpx2.Client(base_url=server.url, timeout=300) as opened:
         yield opened
 
 

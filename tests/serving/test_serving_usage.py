@@ -5,10 +5,9 @@ The references are the tokenizer for prompts, and separate requests of one choic
 
 import pytest
 import torch
-from support import tiny
 from support.cases import paired
 from support.serving import PROMPT, serving
-from support.speaking import chatty, ending_llama
+from support.speaking import chat_tokenizer, ending_llama
 
 PROMPTS = [[PROMPT], [PROMPT, "import os"], [PROMPT, PROMPT, "while True:"]]
 FORMS = {
@@ -25,7 +24,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    with serving(model, chatty(tiny.tokenizer())) as running:
+    with serving(model, chat_tokenizer()) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from support import architectures, tiny
 from support.noting import own
 from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
-from support.speaking import speaking_llama
+from support.speaking import ascii_llama
 
 from token_recycling.serving import batch_slots, create_app
 from token_recycling.serving.errors import CancelledError, add_error_handlers
@@ -27,7 +27,7 @@ ASKED = {"max_tokens": 4, "temperature": 0}
 @pytest.fixture(scope="module")
 def reading():
     """A model that is slow in prefill, and the token counts of its prefill passes."""
-    model, passes = speaking_llama(), []
+    model, passes = ascii_llama(), []
 
     def slow(module, args, kwargs):
         if kwargs["input_ids"].shape[1] > 64:

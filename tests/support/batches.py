@@ -26,7 +26,7 @@ def padded(texts: Sequence[torch.Tensor | Sequence[int]], spare: int = 0) -> dic
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def turned(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int, vocab_size: int = 64) -> dict[str, Any]:
+def next_turn(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int, vocab_size: int = 64) -> dict[str, Any]:
     """Return the inputs of the next turn: every text (rows, length) of a batch, followed by two random tokens."""
     more = torch.cat([tiny.prompt(seed * 10 + row, 2, vocab_size) for row in range(len(text))]).to(text.device)
     mask = inputs["attention_mask"].new_ones(len(text), text.shape[1] + 2)

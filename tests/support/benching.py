@@ -47,7 +47,7 @@ def plan(
     return plan_of(options, asked)
 
 
-def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def inject_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make token 65 the most probable one in every forward pass of the library."""
 
     def wrong(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -91,7 +91,7 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def timeless(found: list[dict]) -> list[dict]:
+def without_times(found: list[dict]) -> list[dict]:
     """Return rows without the fields that differ from run to run."""
     return [{key: value for key, value in row.items() if key not in TIMES | {"environment"}} for row in found]
 

@@ -42,10 +42,10 @@ def own_cache(tmp_path_factory, monkeypatch):
 def fixed_costs(request, monkeypatch):
     """Fix the costs to those of one fictional machine, so that draft sizes do not depend on this machine's load."""
     if request.node.get_closest_marker("measured") is None:
-        from support.runs import fix_costs, fix_work  # numba, which vLLM's tests must import after their engine
+        from support.runs import fix_costs, freeze_overhead  # numba, which vLLM's tests must import after their engine
 
         fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
-        fix_work(monkeypatch)
+        freeze_overhead(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

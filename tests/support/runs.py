@@ -79,7 +79,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Se
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
 
 
-def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def freeze_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the drafting overhead to its expected value."""
     monkeypatch.setattr(Overhead, "count", lambda *_: None)
 
@@ -124,14 +124,14 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
     return [tuple(tokens[above] for above in lineage[1:]) for lineage in draft.lineages]
 
 
-def depths_that_pay(
+def profitable_depths(
     monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, price: float, seconds: Sequence[float]
 ) -> set[int]:
     """Return the depths of drafts for a counting llama if a pass of the drafter's module takes `price` and passes of
     the target over 1, 2, ... nodes take `seconds`; 0 stands for steps without a draft.
     """
     fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    fix_work(monkeypatch)
+    freeze_overhead(monkeypatch)
     fix_overhead(drafter, price)
     steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
     return {step.draft.depth for step in steps[1:-2]}

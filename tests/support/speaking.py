@@ -13,7 +13,7 @@ TEMPLATE = (
 )
 
 
-def speaking_llama() -> LlamaForCausalLM:
+def ascii_llama() -> LlamaForCausalLM:
     """Return a random llama whose greedy output is ASCII, so that every token is at least one whole character."""
     model, tokenizer = tiny.llama(vocab_size=300, max_position_embeddings=CONTEXT), tiny.tokenizer()
     with torch.no_grad():
@@ -25,11 +25,13 @@ def speaking_llama() -> LlamaForCausalLM:
 
 def ending_llama() -> LlamaForCausalLM:
     """Return a model that can end its output, as constrained output requires."""
-    model = speaking_llama()
+    model = ascii_llama()
     model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
     return model
 
 
-def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tokenizer of `tiny` with a chat template."""
+    tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer

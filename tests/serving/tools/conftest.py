@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import tiny
 from support.serving import serving
-from support.speaking import TEMPLATE, speaking_llama
+from support.speaking import TEMPLATE, ascii_llama
 from transformers import LogitsProcessor
 
 from token_recycling.serving import generation
@@ -45,7 +45,7 @@ class Scripted(LogitsProcessor):
 
 @pytest.fixture(scope="session")
 def model(tokenizer):
-    made = speaking_llama()
+    made = ascii_llama()
     made.generation_config.eos_token_id = 0
     made.resize_token_embeddings(len(tokenizer) + 1, mean_resizing=False)
     with torch.no_grad():
