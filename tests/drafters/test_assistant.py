@@ -132,14 +132,8 @@ def assistant_on_the_targets_cache(folder):
     [
         (lambda folder: {"assistant_tokenizer": WORDS}, "the target's tokenizer"),
         (lambda folder: {"tokenizer": WORDS}, "the assistant's tokenizer"),
-        (
-            lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": assistants.word_tokenizer(SIZE)},
-            "shares none of",
-        ),
-        (
-            lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": WORDS, "model": tiny.llama()},
-            "logits for all",
-        ),
+        (lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": assistants.word_tokenizer(SIZE)}, "shares none of"),
+        (lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": WORDS, "model": tiny.llama()}, "logits for all"),
         (lambda folder: {"model": "/missing"}, "/missing"),
         (lambda folder: {"model": str(folder)}, "unusable_assist"),
         (assistant_on_the_targets_cache, "gemma4_assistant"),

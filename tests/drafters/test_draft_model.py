@@ -30,9 +30,7 @@ def test_model_drafting_for_itself_is_always_accepted(model):
     assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
     several, ids = tr.Stats(), tiny.prompt(2, 6).expand(3, -1)
     tr.generate(model, ids, drafter=drafter, stats=several, max_new_tokens=20, pad_token_id=0)
-    assert several.drafter_statistics == {"draft_forwards": 3 * 16, "drafted_by_model": 3 * 16}, (
-        "summed over all sequences"
-    )
+    assert several.drafter_statistics == {"draft_forwards": 3 * 16, "drafted_by_model": 3 * 16}, "of all sequences"
 
 
 @pytest.mark.parametrize("mode", ["tree", "graph"])

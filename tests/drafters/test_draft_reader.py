@@ -13,10 +13,9 @@ from token_recycling.model.target import Target
 
 def logits_after(model, text, *more):
     """Return the logits of an ordinary forward pass over the text and further tokens."""
+    ids = torch.cat([text, torch.tensor(more, dtype=torch.long)])[None]
     with torch.no_grad():
-        return model(input_ids=torch.cat([text, torch.tensor(more, dtype=torch.long)])[None], use_cache=False).logits[
-            0, -1
-        ]
+        return model(input_ids=ids, use_cache=False).logits[0, -1]
 
 
 @torch.no_grad()

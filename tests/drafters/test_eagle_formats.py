@@ -81,9 +81,7 @@ def test_head_computes_the_same_as_its_program(config, tmp_path):
     assert torch.allclose(ours, wanted, atol=1e-4)
     if shape.version == 1:
         assert torch.equal(saved.head.fed(ours), ours), "its outputs are fed back unchanged"
-        assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), (
-            "the target's output layer is applied to them"
-        )
+        assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), "the given output layer is applied"
         return
     # In speculators `norm_output` says whether the normed state is fed back, in SpecForge whether logits use it.
     normal, is_speculators = normed(wanted, tensors["norm.weight"]), "speculators_model_type" in config
@@ -202,9 +200,7 @@ def test_invalid_head_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         load_head(tmp_path)
     folder, weights = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1), pickled=True), "pytorch_model.bin"
-    assert torch.equal(load_head(folder).head.state_dict()["fc.weight"], tensors_of(EAGLE_1)["fc.weight"]), (
-        "pickled weights"
-    )
+    assert torch.equal(load_head(folder).head.state_dict()["fc.weight"], tensors_of(EAGLE_1)["fc.weight"]), "pickled"
     for pickled, value in (([1], "got list"), ({"fc.weight": print}, weights)):
         torch.save(pickled, folder / weights)
         with pytest.raises(TrainedPartError, match=value):

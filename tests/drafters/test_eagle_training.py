@@ -10,15 +10,7 @@ from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.training.continuations import Continuations, continuations
 from token_recycling.training.declaration import EagleTraining, Schedule
-from token_recycling.training.eagle import (
-    Examples,
-    acceptance,
-    examples,
-    new_head,
-    task_of,
-    training_loss,
-    unrolled,
-)
+from token_recycling.training.eagle import Examples, acceptance, examples, new_head, task_of, training_loss, unrolled
 from token_recycling.training.loop import fit
 
 

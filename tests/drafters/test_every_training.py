@@ -106,9 +106,7 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
         checkpoint.unlink()
         assert_refused(run(*command, "--version", 3), "hidden states 0 to 2")
     if name == "specdec-pp":
-        assert all(of["acceptance"] == pytest.approx(1, abs=1e-3) for of in made[measured].values()), (
-            "the target drafts for itself"
-        )
+        assert all(of["acceptance"] == pytest.approx(1, abs=1e-3) for of in made[measured].values()), "its own drafts"
         assert (head / "calibration.svg").read_text().startswith("<?xml")
 
 

@@ -11,13 +11,7 @@ from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import Schedule, SpecDecTraining
 from token_recycling.training.loop import fit
-from token_recycling.training.specdec_pp import (
-    judged,
-    labelled,
-    loss,
-    states_and_labels,
-    task_of,
-)
+from token_recycling.training.specdec_pp import judged, labelled, loss, states_and_labels, task_of
 
 
 def wrong_from_eight():

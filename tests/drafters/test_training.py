@@ -160,15 +160,6 @@ def test_nan_loss_ends_training():
 # files of trained parts
 
 
-def test_saved_part_is_read_back(model, tmp_path):
-    save_part(tmp_path / "new", "kind", {"w": torch.ones(2)}, model, {"layers": 3})
-    tensors, facts = load_part(tmp_path / "new", "kind")
-    assert tensors["w"].tolist() == [1, 1]
-    assert facts["layers"] == 3
-    check_model(tmp_path, facts, model)
-    check_model(tmp_path, facts, model.to(torch.bfloat16))
-
-
 def test_parts_of_another_model_and_damaged_files_are_refused(model, tmp_path):
     with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
         load_part(tmp_path, "some_kind")

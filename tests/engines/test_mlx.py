@@ -98,9 +98,8 @@ def test_fewer_forward_passes_than_tokens(llama, monkeypatch):
     for prompt in prompts(8, 2, 2):
         said += accelerated(llama, prompt, draft_model=draft)
     passes = len(sizes) - 2 * 8
-    assert passes == len(said) - count_drafted(said), (
-        "one forward pass for every token that was not drafted, except the first of an output"
-    )
+    # One forward pass for every token that was not drafted, except the first of an output.
+    assert passes == len(said) - count_drafted(said)
     assert passes < len(said) / 1.4
 
 

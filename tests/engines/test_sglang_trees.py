@@ -60,9 +60,7 @@ def test_masks_are_ordered_trees_with_distinct_siblings(prompts, rows, seed):
         parents = [int(nodes[-1]) if len(nodes) else -1 for nodes in above]
         assert parents[1:] == [parent for parent in parents[1:] if parent >= 0], "there is one root"
         for node in range(1, NODES):
-            assert np.array_equal(mask[node, :node], mask[parents[node], :node]), (
-                "a node attends to all ancestors of its parent"
-            )
+            assert np.array_equal(mask[node, :node], mask[parents[node], :node]), "a node attends to all ancestors"
         assert len({(parents[node], tokens[node]) for node in range(1, NODES)}) == NODES - 1, "siblings are distinct"
 
 

@@ -179,9 +179,7 @@ def test_repeated_sequence_is_not_stored_again():
         write(text)
         assert sequences_of(history) == [text]
     write([*text, *range(500, 532)])
-    assert sequences_of(history)[1:] == [[*text[-32:], *range(500, 532)]], (
-        "only the new tokens are stored, with the tokens before them"
-    )
+    assert sequences_of(history)[1:] == [[*text[-32:], *range(500, 532)]], "new tokens, and the tokens before them"
     assert history.holds([7, 7, 7, *range(40)])
     for other in ([7, *range(LONGEST)], [*range(1, LONGEST)], [*range(39), 50]):
         assert not history.holds(other)

@@ -78,11 +78,8 @@ def paths(draft):
 
 def test_lists_and_tensors_become_arrays():
     draft = Draft(torch.tensor([5, 6], dtype=torch.int32), (-1, 0), [1, 0.5])
-    assert [array.dtype for array in (draft.tokens, draft.parents, draft.probabilities)] == [
-        np.int64,
-        np.int64,
-        np.float32,
-    ]
+    dtypes = [array.dtype for array in (draft.tokens, draft.parents, draft.probabilities)]
+    assert dtypes == [np.int64, np.int64, np.float32]
 
 
 @pytest.mark.parametrize(
