@@ -43,7 +43,7 @@ FAMILIES = [
 ]
 
 
-def of_family(case, kind):
+def model_of_family(case, kind):
     if kind is StaticCache and case.family == "deepseek_v32":
         skip_before(*SPARSE_STATIC)
     if kind is StaticCache and case.family == "llama4_text":  # its chunked masks ignore static caches before
@@ -105,7 +105,7 @@ def test_plain_and_accelerated_turns_share_a_cache(kind, case, lengths):
     """Plain and accelerated calls alternate on the caller's cache. Every order leaves the same contents, although the
     caller changes the values between turns.
     """
-    model, texts, caches = of_family(case, kind), [], []
+    model, texts, caches = model_of_family(case, kind), [], []
     for ours in ("", "02", "1"):
         inputs = batch(lengths, 1)
         config = model.config.get_text_config(decoder=True)
@@ -457,9 +457,9 @@ def with_one_twice(cache):
 
 
 UNEQUAL = {
-    "the last layer has fewer": partial(with_fewer, layer=-1),
-    "the first layer has fewer": partial(with_fewer, layer=0),
-    "the last layer has none": with_cleared,
+    "the last layer has fewer tokens": partial(with_fewer, layer=-1),
+    "the first layer has fewer tokens": partial(with_fewer, layer=0),
+    "the last layer has no tokens": with_cleared,
     "one layer in two places": with_one_twice,
 }
 

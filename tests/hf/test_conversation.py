@@ -27,7 +27,7 @@ def chat():
     return Conversation(ascii_llama(), chat_tokenizer(), **GREEDY)
 
 
-def cold(chat, messages, **arguments):
+def cold_answer(chat, messages, **arguments):
     """Return the answer of plain `generate` to these messages, without a cache."""
     inputs = chat.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -42,7 +42,7 @@ def test_every_answer_equals_that_of_a_cold_cache(chat):
     read, _ = noted(chat.model, lambda given: given["input_ids"].shape[1])
     for said in SAID:
         asked = [*chat.messages, {"role": "user", "content": said}]
-        wanted = cold(chat, asked)
+        wanted = cold_answer(chat, asked)
         pieces = []
         read.clear()
         answer = chat.say(said, pieces.append)
@@ -96,7 +96,7 @@ CHANGES: dict[str, Any] = {
     "a buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.5),
     "an attribute": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
     "a hook": lambda model: model.model.layers[0].register_forward_hook(larger),
-    "another type": lambda model: model.double(),
+    "another dtype": lambda model: model.double(),
     "weights, by their data": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.mul_(0.5),
     "weights, by numpy": lambda model: model.model.norm.weight.detach().numpy().__imul__(0.5),
 }
@@ -119,7 +119,7 @@ def test_replaced_function_of_the_family_reads_earlier_turns_again(chat, monkeyp
 
 def assert_read_again(chat):
     for turn, said in enumerate(SAID[1:3]):
-        wanted = cold(chat, [*chat.messages, {"role": "user", "content": said}])
+        wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])
         chat.say(said)
         assert chat.last.tokens == wanted
         assert (chat.last.cached > 0) == (turn > 0)
@@ -172,7 +172,7 @@ def test_interrupt_keeps_the_partial_answer(chat):
         {"role": "assistant", "content": decoded(chat.tokenizer, chat.last.tokens)},
     ]
     assert 0 < len(chat.last.tokens) < 100
-    wanted = cold(chat, [*chat.messages, {"role": "user", "content": "again"}])
+    wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": "again"}])
     chat.say("again")
     assert chat.last.tokens == wanted
 
@@ -187,7 +187,7 @@ def test_error_leaves_the_conversation_unchanged(chat):
     with pytest.raises(OSError, match="gone"):
         chat.say("print it", fail)
     assert (chat.messages, chat.last) == (before, last)
-    wanted = cold(chat, [*before, {"role": "user", "content": "print it"}])
+    wanted = cold_answer(chat, [*before, {"role": "user", "content": "print it"}])
     chat.say("print it")
     assert chat.last is not None
     assert chat.last.tokens == wanted

@@ -74,7 +74,7 @@ def hybrid():
     return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 
-def odds(texts, sampling):
+def distributions(texts, sampling):
     """Return the probability of every next token after each text, (texts, vocabulary), as plain `generate` samples it.
     Texts of equal length are read together without padding, which penalties of the lowest supported releases would
     count as tokens.
@@ -105,11 +105,13 @@ class Sampler:
         return texts[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def three_tokens(prompt, sampling):
+def probabilities_of_three_tokens(prompt, sampling):
     """Return the probability of every output of three tokens after a prompt."""
     tokens = range(VOCABULARY)
     beginnings = [text for length in range(3) for text in product(tokens, repeat=length)]
-    after = dict(zip(beginnings, odds([[*prompt, *text] for text in beginnings], sampling).tolist(), strict=True))
+    after = dict(
+        zip(beginnings, distributions([[*prompt, *text] for text in beginnings], sampling).tolist(), strict=True)
+    )
     return {(a, b, c): after[()][a] * after[a,][b] * after[a, b][c] for a, b, c in product(tokens, repeat=3)}
 
 
@@ -121,7 +123,7 @@ def p_value_of_three_tokens(sampler, calls):
             seen[tuple(prompt)][tuple(text)] += 1
     tables = []
     for prompt, found in seen.items():
-        exact = three_tokens(prompt, sampler.sampling)
+        exact = probabilities_of_three_tokens(prompt, sampler.sampling)
         tables.append(([found[text] for text in exact], [odd * found.total() for odd in exact.values()]))
     return p_value(*tables)
 
@@ -133,7 +135,7 @@ def p_value_of_long_outputs(sampler, calls, new=28):
         for prompt, text in zip(sampler.prompts, sampler(new), strict=True):
             beginnings += [[*prompt, *text[:end]] for end in range(new)]
             drawn += text
-    probabilities, order = odds(beginnings, sampler.sampling).sort(dim=-1, descending=True, stable=True)
+    probabilities, order = distributions(beginnings, sampler.sampling).sort(dim=-1, descending=True, stable=True)
     places = (order == torch.tensor(drawn)[:, None]).int().argmax(dim=-1, keepdim=True)
     share = probabilities.gather(1, places)
     if not share.all():
@@ -235,18 +237,18 @@ def walking(chosen):
     return walk
 
 
-def any_child(draft, children, logits):
+def accept_all(draft, children, logits):
     """Accept every drafted token."""
     return children[0] if children else None
 
 
-def tried_once(draft, children, logits):
+def ignore_rejections(draft, children, logits):
     """Accept a child with its probability, but sample after a rejection as if nothing had been rejected."""
     shares = logits.softmax(-1)[draft.tokens[children]]
     return children[0] if children and torch.rand(()) < shares[0] else None
 
 
-def of_the_root(draft, logits, append, choose, row=0, path=None):
+def applied_at_the_root(draft, logits, append, choose, row=0, path=None):
     """Sample at every node with the processors of the root: the sequence grows only after the walk."""
     step = accept_walk(draft, logits, lambda token: False, choose, row, path)
     for place, token in enumerate(step.tokens):
@@ -263,7 +265,7 @@ def replace_accept(wrong, monkeypatch):
         monkeypatch.setattr(loop, name, wrong)
 
 
-@pytest.mark.parametrize(("wrong", "rows"), [(any_child, MANY), (tried_once, MANY)])
+@pytest.mark.parametrize(("wrong", "rows"), [(accept_all, MANY), (ignore_rejections, MANY)])
 def test_wrong_samplers_are_detected(wrong, rows, monkeypatch):
     """Drafts that are always accepted can have the right positions, too, but repeat the same outputs."""
     replace_accept(walking(wrong), monkeypatch)
@@ -272,6 +274,6 @@ def test_wrong_samplers_are_detected(wrong, rows, monkeypatch):
 
 @pytest.mark.parametrize(("shape", "rows"), thinned([("chain", MANY), ("tree", 1)], every=2))
 def test_processors_applied_only_at_the_root_are_detected(shape, rows, monkeypatch):
-    replace_accept(of_the_root, monkeypatch)
+    replace_accept(applied_at_the_root, monkeypatch)
     counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}
     assert p_value_of_long_outputs(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE

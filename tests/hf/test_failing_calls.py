@@ -42,7 +42,7 @@ class Streamer:
         raise AssertionError("a call that has failed has no end")
 
 
-def failing(what, tokens, tokenizer, of_users):
+def failing_code(what, tokens, tokenizer, of_users):
     """Return arguments with which a call fails at a token, and a function that returns the streamed output. A user's
     streamer receives single tokens, one of transformers whole steps.
     """
@@ -70,9 +70,9 @@ def text_of(streamer):
     return "".join(streamer.text_queue.queue) + waiting
 
 
-def left(generate, ids, tokens, sample, *how):
+def state_after_failure(generate, ids, tokens, sample, *how):
     """Return what a call leaves that fails at a token: streamed output, cache, state of the generator."""
-    code, streamed = failing(how[0], tokens, *how[1:])
+    code, streamed = failing_code(how[0], tokens, *how[1:])
     cache = DynamicCache()
     torch.manual_seed(3)
     with pytest.raises(GoneError):
@@ -98,7 +98,7 @@ def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, o
     model, how = tiny.llama(3, vocab_size=VOCABULARY), (sample, what, tokenizer, of_users)
     torch.manual_seed(3)
     drafter = Oracle([model.generate(IDS, max_new_tokens=32, do_sample=sample)[0]])
-    wanted = [left(model.generate, IDS, tokens, *how) for tokens in TOKENS]
+    wanted = [state_after_failure(model.generate, IDS, tokens, *how) for tokens in TOKENS]
     with ExitStack() as device:
         ids = IDS
         if place == "there":
@@ -107,7 +107,7 @@ def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, o
             ids = IDS.to(THERE)
         tr.accelerate(model, drafter)
         for tokens, (streamed, cache, state) in zip(TOKENS, wanted, strict=True):
-            ours, own, after = left(model.generate, ids, tokens, *how)
+            ours, own, after = state_after_failure(model.generate, ids, tokens, *how)
             assert model.acceleration.fallback is None
             assert ours == streamed
             assert torch.equal(after, state)

@@ -408,7 +408,7 @@ COUNTS = {
     "a shape": lambda states: torch.argwhere(states > 6).shape[0],
     "indices": lambda states: torch.where(states > 6)[0].numel(),
     "a mask": lambda states: states[states > 6].numel(),
-    "numbers of numpy": lambda states: int((states.numpy() > 6).sum()),
+    "a NumPy array": lambda states: int((states.numpy() > 6).sum()),
     "a string": lambda states: float(f"{(states > 6).sum()}"),
 }
 
@@ -1145,7 +1145,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "a static method": lambda function: staticmethod(lambda *inputs: function(None, *inputs)),
     "a cache": functools.lru_cache(maxsize=0),
     "a generic function": functools.singledispatch,
-    "a context": lambda function: unchanged()(function),
+    "a context manager": lambda function: unchanged()(function),
     "a function of a library": held,
 }
 """Objects that can replace a method without being functions, or as functions of Python's standard library."""
@@ -1404,11 +1404,11 @@ def test_adapters_switched_between_calls():
 
 
 FLIPS: dict[str, Callable[[Any], Any]] = {
-    "scaling of one": lambda layer: layer.scaling.update(a=-2.0),
+    "scaling of one adapter": lambda layer: layer.scaling.update(a=-2.0),
     "disabled": lambda layer: layer.enable_adapters(False),
-    "both": lambda layer: layer.set_adapter(["a", "b"]),
+    "two adapters": lambda layer: layer.set_adapter(["a", "b"]),
     "merged": lambda layer: layer.merge(),
-    "rank": lambda layer: layer.lora_A["a"].weight.data.neg_(),
+    "negated weights": lambda layer: layer.lora_A["a"].weight.data.neg_(),
     "dropout": lambda layer: layer.lora_dropout.update({"a": torch.nn.Dropout(0.5).eval()}),
 }
 

@@ -177,7 +177,7 @@ def prototype(family: str, repeats: bool, attention: str | None) -> PreTrainedMo
     return model
 
 
-def made(case: Case, model: PreTrainedModel, folder: Path) -> tr.Drafter:
+def drafter_of(case: Case, model: PreTrainedModel, folder: Path) -> tr.Drafter:
     if isinstance(case.drafter, tuple):
         seed, shapes = case.drafter
         return Garbage([*shapes], seed, VOCABULARY)
@@ -188,7 +188,7 @@ def made(case: Case, model: PreTrainedModel, folder: Path) -> tr.Drafter:
 
 def surface_of(case: Case, model: PreTrainedModel, folder: Path) -> Callable[..., Any]:
     """Return the function under test, which is called like the `generate` of an accelerated model."""
-    drafter = made(case, model, folder)
+    drafter = drafter_of(case, model, folder)
     if case.surface == "accelerate":
         return tr.accelerate(model, drafter, fast=case.fast).generate
     if case.surface == "generate":

@@ -58,7 +58,7 @@ def test_outputs_diverge_only_at_near_ties(case, dtype):
     assert all(gap <= TOLERANCE[dtype] for gap in gaps_at_divergences(model))
 
 
-def masked(self, depths, length, visible):
+def masks_of(self, depths, length, visible):
     """Return the masks of the layers for this mask (1, 1, nodes, length + nodes), at the correct positions."""
     queries = depths[None] + length
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
@@ -68,14 +68,14 @@ def masked(self, depths, length, visible):
 def all_before(self, depths, length):
     """Return the mask of a chain: nodes see all nodes before them, including those of other branches."""
     visible = torch.ones(len(depths), length + len(depths)).bool().tril(length)
-    return masked(self, depths, length, visible[None, None])
+    return masks_of(self, depths, length, visible[None, None])
 
 
 def parents_hidden(self, depths, length):
     """Return a mask in which nodes see the sequence, the root and themselves, but no node in between."""
     visible = torch.cat([torch.ones(len(depths), length), torch.eye(len(depths))], dim=1).bool()
     visible[:, length] = True
-    return masked(self, depths, length, visible[None, None])
+    return masks_of(self, depths, length, visible[None, None])
 
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])

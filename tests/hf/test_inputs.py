@@ -45,7 +45,7 @@ INPUTS = {
     "float": IDS.float(),
     "no rows": IDS[:0],
     "no tokens": IDS[:, :0],
-    "neither": IDS[:0, :0],
+    "no rows, no tokens": IDS[:0, :0],
     "one dimension": IDS[0],
 }
 
@@ -142,7 +142,7 @@ def test_batch_without_rows_falls_back_with_a_reason(model):
 
 
 @pytest.mark.parametrize(
-    "name", ["float", "no rows", "no tokens", "neither", "two rows", "a token without an embedding"]
+    "name", ["float", "no rows", "no tokens", "no rows, no tokens", "two rows", "a token without an embedding"]
 )
 def test_stream_rejects_invalid_prompts(model, name):
     further = {"two rows": IDS.repeat(2, 1), "a token without an embedding": torch.full((1, 3), 10**6)}

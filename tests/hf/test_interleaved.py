@@ -19,7 +19,7 @@ NEW = 40
 LENGTHS = (6, 20, 40)
 
 
-def alone(model, ids):
+def tokens_alone(model, ids):
     forget(model)
     text = model.generate(ids, max_new_tokens=NEW, do_sample=False)
     forget(model)
@@ -34,7 +34,7 @@ def tokens_of(steps):
 def test_interleaved_streams_yield_the_same_tokens_as_alone(case):
     model = model_of(case)
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
-    wanted = [alone(model, ids) for ids in prompts]
+    wanted = [tokens_alone(model, ids) for ids in prompts]
     streams = [tr.stream(model, ids, max_new_tokens=NEW) for ids in prompts]
     rounds = [*zip_longest(*streams)]
     assert [tokens_of(filter(None, steps)) for steps in zip(*rounds, strict=True)] == wanted
@@ -45,7 +45,7 @@ def test_other_calls_within_a_stream(case):
     """In this thread and in another, accelerated and plain, with longer and shorter sequences."""
     model = model_of(case)
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
-    wanted = [alone(model, ids) for ids in prompts]
+    wanted = [tokens_alone(model, ids) for ids in prompts]
     stream = tr.stream(model, prompts[0], max_new_tokens=NEW)
     steps = [next(stream) for _ in range(4)]
     with ThreadPoolExecutor(1) as pool:
@@ -61,7 +61,7 @@ def test_other_calls_within_a_stream(case):
 def test_closed_stream_leaves_the_model_unchanged():
     model = model_of(DYNAMIC[-1])
     ids = tiny.prompt(0, 6, VOCABULARY)
-    wanted = alone(model, ids)
+    wanted = tokens_alone(model, ids)
     stream = tr.stream(model, tiny.prompt(1, 60, VOCABULARY), max_new_tokens=NEW)
     next(stream)
     stream.close()

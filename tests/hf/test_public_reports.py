@@ -98,13 +98,13 @@ def training_after(model: PreTrainedModel) -> Any:
     return [ids, model.generate(IDS, **GREEDY)]
 
 
-def settings(model: PreTrainedModel) -> Any:
+def caller_settings(model: PreTrainedModel) -> Any:
     given = GenerationConfig(**GREEDY, eos_token_id=ENDS, repetition_penalty=1.2)
     before = copy.deepcopy(given)
     return [model.generate(IDS, given), model.generate(IDS, given, max_new_tokens=3), given == before]
 
 
-def iterated(model: PreTrainedModel) -> Any:
+def streamed_pieces(model: PreTrainedModel) -> Any:
     """Return one piece of text per token, which some callers count."""
     streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
     model.generate(IDS, streamer=streamer, **GREEDY)
@@ -119,7 +119,7 @@ def turns(model: PreTrainedModel, cache: Any) -> Any:
     return outputs
 
 
-def prompts_of(model: PreTrainedModel) -> Any:
+def reused_prompt(model: PreTrainedModel) -> Any:
     prompt = cached(model)
     return [
         model.generate(torch.cat([IDS, more], 1), past_key_values=copy.deepcopy(prompt), **GREEDY)
@@ -127,7 +127,7 @@ def prompts_of(model: PreTrainedModel) -> Any:
     ]
 
 
-def counted(ids: torch.Tensor) -> Report:
+def criterion_calls(ids: torch.Tensor) -> Report:
     """Count the calls of a criterion next to one that ends the call."""
 
     def run(model: PreTrainedModel) -> Any:
@@ -142,7 +142,7 @@ def counted(ids: torch.Tensor) -> Report:
     return run
 
 
-def own_settings(model: PreTrainedModel) -> Any:
+def model_settings(model: PreTrainedModel) -> Any:
     model.generation_config.update(max_new_tokens=5, do_sample=True, temperature=0.1, pad_token_id=0)
     asked = [{"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False, max_new_tokens=7)}, {}]
     outputs = []
@@ -173,8 +173,8 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#30042 a prompt of one token": call(IDS[:, :1]),
     "huggingface/transformers#47912 an end within a step": call(eos_token_id=ENDS),
     "huggingface/transformers#48981 an end and a limit": call(eos_token_id=ENDS, max_new_tokens=7),
-    "state-spaces/mamba#1040 a tokenizer's tensor of ends": call(eos_token_id=torch.tensor([ENDS])),
-    "huggingface/transformers#29459 ends as lists in a list, in a batch": call(BOTH, eos_token_id=[ENDS[:2], ENDS[2:]]),
+    "state-spaces/mamba#1040 a tokenizer's tensor of end tokens": call(eos_token_id=torch.tensor([ENDS])),
+    "huggingface/transformers#29459 nested lists of ends, in a batch": call(BOTH, eos_token_id=[ENDS[:2], ENDS[2:]]),
     "huggingface/transformers#29459 an end by a criterion, without padding": call(
         pad_token_id=None, stopping_criteria=StoppingCriteriaList([EosTokenCriteria(ENDS)])
     ),
@@ -194,10 +194,10 @@ REPORTS: dict[str, Report] = {
     "huggingface/transformers#9150 scores": call(
         return_dict_in_generate=True, output_scores=True, output_logits=True, no_repeat_ngram_size=2
     ),
-    "huggingface/transformers#48700 settings that stay the caller's": settings,
-    "huggingface/transformers#22576 a streamer that is iterated": iterated,
+    "huggingface/transformers#48700 settings of the caller, which stay unchanged": caller_settings,
+    "huggingface/transformers#22576 an iterated streamer": streamed_pieces,
     "alipay/PainlessInferenceAcceleration#28 a criterion": call(stopping_criteria=StoppingCriteriaList([ends_at])),
-    "huggingface/transformers#24841 a prompt's cache, used again": prompts_of,
+    "huggingface/transformers#24841 a prompt's cache, used again": reused_prompt,
     "huggingface/transformers#24841 turns on one cache": lambda model: turns(model, DynamicCache()),
     "huggingface/transformers#32946 turns on one static cache": lambda model: turns(
         model, StaticCache(config=model.config, max_cache_len=120)
@@ -210,15 +210,15 @@ REPORTS: dict[str, Report] = {
     "pytorch/pytorch#175953 a default device": within(lambda: torch.device("meta"), **SAMPLED),
     "unslothai/unsloth#2434 training after inference mode": training_after,
     "hao-ai-lab/LookaheadDecoding#62 a longer output": call(max_new_tokens=60),
-    "unslothai/unsloth#11039 one answer for all rows": call(
+    "unslothai/unsloth#11039 a criterion that returns one answer for all rows": call(
         BOTH, stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids)[-1])])
     ),
-    "huggingface/transformers#31526 an answer that is no tensor": call(
+    "huggingface/transformers#31526 a criterion that returns no tensor": call(
         stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids))])
     ),
-    "huggingface/transformers#45384 criteria next to one that is met": counted(IDS),
-    "huggingface/transformers#45384 criteria next to one that is met, in a batch": counted(BOTH),
-    "huggingface/transformers#47752 settings of the model": own_settings,
+    "huggingface/transformers#45384 criteria next to one that is met": criterion_calls(IDS),
+    "huggingface/transformers#45384 criteria next to one that is met, in a batch": criterion_calls(BOTH),
+    "huggingface/transformers#47752 settings of the model": model_settings,
 }
 """The calls by report."""
 
@@ -239,7 +239,7 @@ FAMILIES = {
 
 @cache
 def prototype(family: str) -> PreTrainedModel:
-    """A random model whose outputs repeat themselves, so that drafts are accepted."""
+    """Return a random model whose outputs repeat themselves, so that drafts are accepted."""
     if family == "llama":
         return tiny.llama()
     model = model_of(FAMILIES[family])
@@ -292,7 +292,7 @@ def compare(report: str, drafter: str, family: str) -> None:
     both.assert_same(partial(outcome, REPORTS[report]), "" if left else None)
 
 
-def assigned(cache: DynamicCache) -> DynamicCache:
+def reassigned(cache: DynamicCache) -> DynamicCache:
     for layer in cache.layers:
         if getattr(layer, "keys", None) is not None:
             layer.keys, layer.values = layer.keys * 0.9, layer.values * 1.1
@@ -301,8 +301,8 @@ def assigned(cache: DynamicCache) -> DynamicCache:
 
 CHANGES: dict[str, tuple[Callable[[DynamicCache], Any], int]] = {
     "nothing": (lambda cache: cache, 1),
-    "NVIDIA/kvpress#102 other slots": (assigned, 1),
-    "huggingface/transformers#41569 the contents of one": (DynamicCache, 1),
+    "NVIDIA/kvpress#102 other keys and values": (reassigned, 1),
+    "huggingface/transformers#41569 a cache made of the cache": (DynamicCache, 1),
     "Comfy-Org/ComfyUI#14389 more sequences": (lambda cache: cache, 2),
 }
 """Changes that callers make to a cache between calls, and the number of sequences of the next call."""

@@ -63,12 +63,12 @@ def readable(tokenizer):
     return {"suppress_tokens": others}
 
 
-def endless(model, ids, **arguments):
+def unlimited_output(model, ids, **arguments):
     """Return the output of the model without a stopping condition."""
     return model.generate(ids, max_new_tokens=NEW + 12, **arguments)
 
 
-def ended(model, ids, following, **arguments):
+def assert_same_end(model, ids, following, **arguments):
     """Return the accelerated output, after asserting that it and the generator's state equal the plain ones."""
     drafter, stats = PastTheEnd(following), tr.Stats()
     wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
@@ -83,10 +83,10 @@ def ended(model, ids, following, **arguments):
 
 def test_length_limits(writer):
     ids = tiny.prompt(4, 6, 300)
-    following = endless(writer, ids)
+    following = unlimited_output(writer, ids)
     for length in range(1, 13, 2):
-        by_new, drafter = ended(writer, ids, following, max_new_tokens=length)
-        by_all, _ = ended(writer, ids, following, max_length=6 + length)
+        by_new, drafter = assert_same_end(writer, ids, following, max_new_tokens=length)
+        by_all, _ = assert_same_end(writer, ids, following, max_length=6 + length)
         assert torch.equal(by_new, by_all)
         assert by_new.shape[1] == 6 + length
         assert drafter.cut == 0, "a draft is never deeper than the text may become"
@@ -98,32 +98,32 @@ def test_end_of_sequence_tokens(writer, sample):
     ids = tiny.prompt(5, 7, 300)
     sampling = {"do_sample": sample}
     torch.manual_seed(0)
-    following = endless(writer, ids, **sampling)
+    following = unlimited_output(writer, ids, **sampling)
     others, cut, lengths = sorted(set(range(300)) - set(following[0].tolist())), 0, set()
     for place in PLACES:
         end = int(following[0, 7 + place])
         eos = [*others[:2], end] if place % 2 else end
-        ours, drafter = ended(writer, ids, following, eos_token_id=eos, max_new_tokens=NEW, **sampling)
+        ours, drafter = assert_same_end(writer, ids, following, eos_token_id=eos, max_new_tokens=NEW, **sampling)
         assert end in ours[0, 7:]
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
     assert cut > len(PLACES) / 4
     assert len(lengths) > len(PLACES) / 2
     prompt = sorted(set(ids[0].tolist()) - set(following[0, 7:].tolist()))
-    ours, _ = ended(writer, ids, following, eos_token_id=prompt, max_new_tokens=NEW, **sampling)
+    ours, _ = assert_same_end(writer, ids, following, eos_token_id=prompt, max_new_tokens=NEW, **sampling)
     assert ours.shape[1] == 7 + NEW
 
 
 def test_stop_strings_across_tokens(writer, tokenizer, readable):
     """Stop strings that begin within one token and end within another, one to four tokens later."""
     ids = tiny.prompt(6, 5, 300)
-    following = endless(writer, ids, **readable)
+    following = unlimited_output(writer, ids, **readable)
     tokens = [tokenizer.decode([token]) for token in following[0, 5 : 5 + NEW].tolist()]
     cut, lengths = 0, set()
     for place in PLACES[:-2]:
         span = tokens[place : place + 2 + place % 4]
         stop = span[0][-1:] + "".join(span[1:-1]) + span[-1][:1]
         stopping = {"stop_strings": [stop, "never said"], "tokenizer": tokenizer}
-        ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, **stopping, **readable)
+        ours, drafter = assert_same_end(writer, ids, following, max_new_tokens=NEW, **stopping, **readable)
         assert stop in tokenizer.decode(ours[0, 5:])
         assert ours.shape[1] < 5 + NEW
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
@@ -135,12 +135,12 @@ def test_stop_strings_across_tokens(writer, tokenizer, readable):
 def test_time_limit(writer, monkeypatch):
     """The clock advances by a second per query, which is once per token."""
     ids = tiny.prompt(7, 4, 300)
-    following = endless(writer, ids)
+    following = unlimited_output(writer, ids)
     cut = 0
     for seconds in range(1, 20, 2):
         clock = iter(range(10**6))
         monkeypatch.setattr(stopping_criteria, "time", SimpleNamespace(time=lambda clock=clock: next(clock)))
-        ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, max_time=float(seconds))
+        ours, drafter = assert_same_end(writer, ids, following, max_new_tokens=NEW, max_time=float(seconds))
         assert ours.shape[1] == 4 + seconds + 1
         cut += drafter.cut
     assert cut > 2
@@ -167,10 +167,10 @@ def test_confidence_criterion(writer):
     cut, lengths = 0, set()
     for seed in range(6):
         ids = tiny.prompt(seed, 4, 300)
-        plain = endless(writer, ids, **SCORED)
+        plain = unlimited_output(writer, ids, **SCORED)
         threshold = float(torch.cat(plain.scores).softmax(-1).max(-1).values.quantile(0.2))
         stopping = {"stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(threshold)])}
-        ours, drafter = ended(writer, ids, plain.sequences, max_new_tokens=NEW, **stopping, **SCORED)
+        ours, drafter = assert_same_end(writer, ids, plain.sequences, max_new_tokens=NEW, **stopping, **SCORED)
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
     assert cut > 1
     assert len(lengths) > 2
@@ -217,7 +217,7 @@ def test_logits_of_a_batch_end_where_a_custom_criterion_ends_it(writer, ends):
             return torch.full((len(ids),), ids.shape[1] >= columns)
 
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
-    following = endless(writer, ids)
+    following = unlimited_output(writer, ids)
     for columns in (7, 9, 12):
         arguments = {**ends, "max_new_tokens": NEW, "stopping_criteria": [Columns()], **LOGITS}
         plain = writer.generate(ids, **arguments)

@@ -55,10 +55,9 @@ def all_three(log: list[Any]) -> Code:
 
 
 def a_criterion_that_reads_a_streamer(log: list[Any]) -> Code:
-    criterion = continuing(lambda ids: None)
     streamer = Streamer(lambda token: None)
     return {
-        "stopping_criteria": [lambda ids, scores: criterion(ids, scores) | (streamer.puts >= 8)],
+        "stopping_criteria": [lambda ids, scores: torch.full((len(ids),), streamer.puts >= 8)],
         "streamer": streamer,
     }
 
@@ -119,15 +118,15 @@ CASES: dict[str, Callable[[list[Any]], Code]] = {
     "a processor that reads a streamer": a_processor_that_reads_a_streamer,
     "a streamer that changes a penalty": a_streamer_that_changes_a_penalty,
     "a criterion that changes a temperature": a_criterion_that_changes_a_temperature,
-    "a criterion that changes the ends": a_criterion_that_changes_the_ends,
+    "a criterion that changes the end tokens": a_criterion_that_changes_the_ends,
     "a processor that changes the length": a_processor_that_changes_the_length,
-    "two lengths": lambda log: {"stopping_criteria": [MaxLengthCriteria(30), MaxLengthCriteria(22)]},
+    "two length limits": lambda log: {"stopping_criteria": [MaxLengthCriteria(30), MaxLengthCriteria(22)]},
     "tokens of an iterator": tokens_of_an_iterator,
     "no scores": scores(lambda scores: None),
-    "scores that are no tensor": scores(lambda scores: scores.numpy()),
-    "scores without rows": scores(lambda scores: scores[0]),
+    "scores as a NumPy array": scores(lambda scores: scores.numpy()),
+    "scores of one dimension": scores(lambda scores: scores[0]),
     "scores of more rows": scores(lambda scores: scores.repeat(2, 1)),
-    "scores in a list": scores(lambda scores: scores[None]),
+    "scores of three dimensions": scores(lambda scores: scores[None]),
     "scores as integers": scores(lambda scores: (scores * 10).long()),
     "no answer": ends(lambda ids: None),
     "an answer in a list": ends(lambda ids: [True]),
