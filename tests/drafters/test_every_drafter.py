@@ -15,6 +15,7 @@ from support.cases import parameter, thinned
 from support.drafters import NAMES, Garbage, example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of
+from support.side_by_side import assert_same
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
@@ -130,7 +131,7 @@ def test_output_equals_that_of_generate(surface, way, name, tmp_path):
         found = way(model, surface(model, drafter))
     finally:
         tr.decelerate(model)
-    ways.assert_as_wanted(way, found)
+    assert_same(found, ways.wanted(way))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from support.batches import batch, next_turn
 from support.cases import thinned
 from support.drafters import Garbage
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
+from support.on_device import moved
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -80,16 +81,8 @@ def test_stand_in_rejects_operations_across_devices(two_devices):
 
 def move_inputs(module, device):
     """Make a module move its inputs to its device, as accelerate's hooks do."""
-
-    def moved(value):
-        if isinstance(value, tuple):
-            return tuple(map(moved, value))
-        return value.to(device) if isinstance(value, torch.Tensor) else value
-
     forward = module.forward
-    module.forward = lambda *args, **kwargs: forward(
-        *map(moved, args), **{name: moved(value) for name, value in kwargs.items()}
-    )
+    module.forward = lambda *args, **kwargs: forward(*moved(args, device), **moved(kwargs, device))
 
 
 def put_first_half_there(model):
@@ -128,8 +121,7 @@ def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prom
     place(model)
     tr.accelerate(model, drafter)
     for way, text in zip(ways, wanted, strict=True):
-        given = {name: value.to(prompts) if isinstance(value, torch.Tensor) else value for name, value in way.items()}
-        ours, _ = tiny.seeded(model.generate, **{**GREEDY, **given})
+        ours, _ = tiny.seeded(model.generate, **{**GREEDY, **moved(way, prompts)})
         assert model.acceleration.fallback is None
         if not isinstance(text, torch.Tensor):
             ours, text = ours.sequences, text.sequences
@@ -185,7 +177,7 @@ def test_offloaded_cache_stays_on_the_host(offloading, case):
     model.generation_config.pad_token_id = 0
     wanted = model.generate(**inputs, **GREEDY)
     put_there(model)
-    inputs = {name: value.to(THERE) for name, value in inputs.items()}
+    inputs = moved(inputs, THERE)
     arguments = {"cache_implementation": "offloaded", "return_dict_in_generate": True, **GREEDY}
     plain = model.generate(**inputs, **arguments)
     ours = tr.generate(model, **inputs, **arguments)

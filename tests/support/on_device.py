@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from support import tiny
+from support.nested import mapped
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling.bench.measure import first_divergence
@@ -17,9 +18,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.125, torch.float16: 0.016}
 CAPTURED = "captured as CUDA graphs"
 
 
-def moved(given: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the arguments with their tensors on a device."""
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+def moved(given: Any, device: torch.device) -> Any:
+    """Return nested arguments with their tensors on a device."""
+    return mapped(lambda tensor: tensor.to(device), given)
 
 
 def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor, wanted: torch.Tensor) -> None:

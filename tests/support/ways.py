@@ -151,14 +151,6 @@ def wanted(way: Generate) -> list[torch.Tensor]:
     return way(model, model.generate)
 
 
-def assert_as_wanted(way: Generate, found: list[torch.Tensor]) -> None:
-    for ours, theirs in zip(found, wanted(way), strict=True):
-        if ours.is_floating_point():
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-        else:
-            assert torch.equal(ours, theirs)
-
-
 EVERY_WAY = [
     greedy,
     one_token,
