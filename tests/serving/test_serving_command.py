@@ -43,11 +43,15 @@ def test_serve_answers_and_saves_the_matrix_on_sigterm(folder, tmp_path):
     environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
     environment["TOKEN_RECYCLING_API_KEY_FILE"] = str(tmp_path / "keys")
     command = [sys.executable, "-c", code, "serve", folder, *options]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+    with (
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(server.kill)  # a failed assertion would wait for the server forever
         lines = iter(server.stderr.readline, "")
         assert f"chmod 600 {tmp_path / 'keys'}" in next(lines)
         said = [next(lines) for _ in range(4)]
-        assert "isolation shared, as asked" in said[0]
+        assert "isolation shared, set by --isolation" in said[0]
         assert "4 batch slots: memory fits 4 sequences of up to " in said[1]
         assert "tools are described in the prompt: the chat template shows no tools" in said[2]
         url = said[3].split(" at ")[1].split(";")[0]

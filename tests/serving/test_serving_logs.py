@@ -14,17 +14,17 @@ SECRET = "a secret that is in no log"
 
 
 @pytest.fixture
-def access(caplog):
+def access_log(caplog):
     with caplog.at_level(logging.INFO, "token_recycling.serving.access"):
         yield caplog
 
 
-def test_answers_and_generations_are_logged_without_texts(access):
+def test_answers_and_generations_are_logged_without_texts(access_log):
     with serving(ascii_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
         said = server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 12}, "secret-ann").json()
         assert server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 0}, "secret-bob").status_code == 400
         server.wait_until_idle()
-    lines = [json.loads(JsonLines().format(record)) for record in access.records if "access" in record.name]
+    lines = [json.loads(JsonLines().format(record)) for record in access_log.records if "access" in record.name]
     (generation,) = [line for line in lines if line["event"] == "generation"]
     assert generation["key"] == "ann"
     assert generation["outcome"] == "complete"
@@ -40,13 +40,13 @@ def test_answers_and_generations_are_logged_without_texts(access):
         assert word not in logged
 
 
-def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access):
+def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access_log):
     with serving(ascii_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
         for user in ("ann", "ann", "bob"):
             asked = {"prompt": "for index in", "max_tokens": 200, "stream": True}
             server.post("/v1/completions", asked, f"secret-{user}")
         server.wait_until_idle()
-        wait_for(lambda: [record.getMessage() for record in access.records].count("answer") == 3)
+        wait_for(lambda: [record.getMessage() for record in access_log.records].count("answer") == 3)
         metrics = server.metrics("secret-metrics")
     latencies = ("request_latency_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds")
     for name in ("generation_mat", "step_seconds", *latencies):
@@ -54,7 +54,7 @@ def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access):
             assert metrics[f'token_recycling_{name}_count{{key="{user}"}}'] == count
     latency, first, token = (metrics[f'token_recycling_{name}_sum{{key="bob"}}'] for name in latencies)
     assert 0 < first < latency
-    events = [record for record in access.records if record.fields.get("path") != "/metrics"]
+    events = [record for record in access_log.records if record.fields.get("path") != "/metrics"]
     generated, answered = (record.fields for record in events[-2:])
     later_tokens = 199  # after the first pass, which verifies no draft when an answer is streamed
     assert token == pytest.approx(generated["decode_seconds"] / later_tokens, rel=0.01)
@@ -62,8 +62,9 @@ def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access):
 
 
 def test_json_lines_are_single_objects_with_tracebacks(capfd):
-    root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
-    before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
+    changed = ("token_recycling", "transformers", "token_recycling.serving.access", "")
+    own, *others = map(logging.getLogger, changed)
+    before = [(logger, logger.handlers[:], logger.propagate, logger.level) for logger in (own, *others)]
     try:
         log_json_lines()
         try:
@@ -72,15 +73,16 @@ def test_json_lines_are_single_objects_with_tracebacks(capfd):
             own.exception("it failed")
         logging.getLogger("somebody.else").warning("of somebody else")
     finally:
-        for logger, handlers, propagate in before:
+        for logger, handlers, propagate, level in before:
             logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)
     first, second = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert (first["level"], first["event"]) == ("error", "it failed")
     assert "in two lines" in first["trace"]
     assert second["logger"] == "somebody.else"
 
 
-def test_unknown_paths_are_logged_as_other(access):
+def test_unknown_paths_are_logged_as_other(access_log):
     with serving(ascii_llama(), tiny.tokenizer()) as server:
         http.get(f"{server.url}/{SECRET.replace(' ', '-')}")
-    assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]
+    assert [record.fields["path"] for record in access_log.records if record.name.endswith("access")] == ["other"]
