@@ -20,7 +20,7 @@ CHAIN = [{one + 1: one + 1} for one in range(40)] + [{0: 40}]
 """Forces the tokens 1 to 40, then zeros."""
 
 
-def asked(automaton, **how):
+def arguments(automaton, **how):
     processors = [AutomatonProcessor(automaton, 64)]
     return {"max_new_tokens": 40, "do_sample": False, "logits_processor": processors, **how}
 
@@ -35,7 +35,7 @@ def test_constrained_output_equals_generate(seed, sample):
     texts = []
     for call in (model.generate, lambda *one, **how: tr.generate(model, *one, **how)):
         torch.manual_seed(seed)
-        texts.append(call(PROMPT, **asked(automaton, do_sample=sample)))
+        texts.append(call(PROMPT, **arguments(automaton, do_sample=sample)))
     assert torch.equal(*texts)
 
 
@@ -43,14 +43,14 @@ def test_constrained_output_equals_generate(seed, sample):
 def test_constrained_output_of_every_drafter_equals_generate(name, tmp_path):
     model, automaton, stats = tiny.llama(4), random_automaton(4), tr.Stats()
     drafter = example(name, model, tmp_path)
-    plain = model.generate(PROMPT, **asked(automaton))
-    assert torch.equal(tr.generate(model, PROMPT, drafter=drafter, stats=stats, **asked(automaton)), plain)
+    plain = model.generate(PROMPT, **arguments(automaton))
+    assert torch.equal(tr.generate(model, PROMPT, drafter=drafter, stats=stats, **arguments(automaton)), plain)
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "suffix", "fuse:parts=suffix+recycling"])
 def test_forced_tokens_are_drafted_together(drafter):
     model, stats = tiny.llama(), tr.Stats()
-    text = tr.generate(model, PROMPT, drafter=drafter, stats=stats, **asked(CHAIN))
+    text = tr.generate(model, PROMPT, drafter=drafter, stats=stats, **arguments(CHAIN))
     assert text[0, 7:].tolist() == [*range(1, 41)]
     assert stats.mat > 6
 

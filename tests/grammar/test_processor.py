@@ -95,15 +95,15 @@ def test_masks_do_not_depend_on_drafts():
         ids = torch.cat([ids, scores.argmax(dim=1)[None]], dim=1)
 
 
-def another_end(tokenizer):
+def change_eos_token(tokenizer):
     tokenizer.eos_token = "c"
 
 
-def another_token(tokenizer):
+def add_token(tokenizer):
     tokenizer.add_tokens(["abab"])
 
 
-@pytest.mark.parametrize("change", [another_end, another_token])
+@pytest.mark.parametrize("change", [change_eos_token, add_token])
 def test_changed_tokenizer_is_read_again(change):
     tokenizer = tiny.tokenizer()
     text = tokenizer.encode("ab", add_special_tokens=False)

@@ -37,7 +37,7 @@ def decoder(model):
     decoder.close()
 
 
-def seeded(model, seed, arguments):
+def generate_with_seed(model, seed, arguments):
     torch.manual_seed(seed)
     return model.generate(**arguments)
 
@@ -48,7 +48,7 @@ def test_concurrent_calls_equal_separate_calls(model, decoder):
         {"input_ids": tiny.prompt(seed, 1 + 3 * seed), "max_new_tokens": 5 + 2 * seed, **SETTINGS[seed % len(SETTINGS)]}
         for seed in range(16)
     ]
-    wanted = [seeded(model, seed, arguments) for seed, arguments in enumerate(calls)]
+    wanted = [generate_with_seed(model, seed, arguments) for seed, arguments in enumerate(calls)]
 
     def called(seed):
         view = decoder.model(drafter, seed)
@@ -90,7 +90,7 @@ def sequences(output):
 def test_seeded_call_equals_generate_and_keeps_the_global_random_state(model, decoder, more):
     """Calls run in several threads, so none of them may use the global random state."""
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 20, "do_sample": True, "temperature": 1.5, **more}
-    wanted = [seeded(model, seed, arguments) for seed in range(3)]
+    wanted = [generate_with_seed(model, seed, arguments) for seed in range(3)]
     torch.manual_seed(7)
     before = torch.get_rng_state()
     for seed, expected in enumerate(wanted):
@@ -137,7 +137,7 @@ def test_batch_error_fails_running_calls_but_not_later_ones(model, decoder, monk
     assert torch.equal(decoder.model(drafter, 0).generate(**arguments), model.generate(**arguments))
 
 
-def test_between_steps_runs_functions_before_and_after_close(model, decoder):
+def test_between_steps_runs_functions_before_and_after_close(decoder):
     assert decoder.between_steps(lambda: 3).result(5) == 3
     with pytest.raises(ZeroDivisionError):
         decoder.between_steps(lambda: 1 // 0).result(5)

@@ -39,10 +39,9 @@ def server(model):
         yield running
 
 
-def ask(server, path, stream, key=None, **more):
-    """Return status and text of an answer; a stream always has status 200."""
-    answer = server.post(path, {**ASKED[path], **({} if path == S else {"stream": stream}), **more}, key)
-    assert answer.status_code == 200 or not stream
+def ask(server, path, **more):
+    """Return status and text of an answer."""
+    answer = server.post(path, {**ASKED[path], **more})
     server.wait_until_idle()
     return answer.status_code, answer.text
 
@@ -102,17 +101,17 @@ def test_error_code_and_param_are_the_same_on_every_path(server, path):
 
 def test_template_errors_are_reported(server, monkeypatch):
     monkeypatch.setattr(server.engine.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
-    status, text = ask(server, H, False)
+    status, text = ask(server, H)
     assert (status, "must alternate" in text) == (400, True)
 
 
-def schema(schema, strict=False):
+def with_schema(schema, strict=False):
     return {
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
     }
 
 
-def called(*calls):
+def with_calls(*calls):
     return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [*calls]}]}
 
 
@@ -202,7 +201,7 @@ REFUSED = [
     (H, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", ""),
     (H, {"prediction": {"type": "text", "content": "a"}}, "prediction.type", '"text"'),
     # Tools
-    (H, called({"name": "a"}), "messages.1.tool_calls.0.function", ""),
+    (H, with_calls({"name": "a"}), "messages.1.tool_calls.0.function", ""),
     (H, {"tools": [{"function": {"name": 'a"b'}}]}, "tools.0.function.name", "a"),
     (H, {"tools": [{"type": "function", "function": STRICT}]}, "tools", "uniqueItems"),
     (A, {"tools": [{"name": 'a"b'}]}, "tools.0.name", "a"),
@@ -236,9 +235,9 @@ REFUSED = [
     (C, {"structured_outputs": {"structural_tag": {}}}, "structural_tag", "tools"),
     (A, {"messages": [{"role": "user", "content": [PDF]}]}, "messages.0.content.0", "base64"),
     (A, {"messages": [*MESSAGES, {"role": "assistant", "content": [CALL]}]}, "messages", "tool_result"),
-    (C, schema({"type": "bad"}), "response_format", "bad"),
-    (C, schema({"$ref": "https://example.com/a.json"}), "response_format", "https://example.com/a.json"),
-    (C, schema({"uniqueItems": True}, strict=True), "response_format", "uniqueItems"),
+    (C, with_schema({"type": "bad"}), "response_format", "bad"),
+    (C, with_schema({"$ref": "https://example.com/a.json"}), "response_format", "https://example.com/a.json"),
+    (C, with_schema({"uniqueItems": True}, strict=True), "response_format", "uniqueItems"),
     (C, {"structured_outputs": {"regex": "a+"}, "min_tokens": 2}, "min_tokens", "structured_outputs"),
     (C, {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, SO, "response_format"),
     (C, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex, choice"),
@@ -248,7 +247,7 @@ REFUSED = [
     (C, {"structured_outputs": {"grammar": "{bad"}}, SO, "grammar"),
     (C, {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "[]"),
     # Grammars without a complete, non-empty output
-    (C, schema(CYCLE), "response_format", ""),
+    (C, with_schema(CYCLE), "response_format", ""),
     (C, {"structured_outputs": {"grammar": 'root ::= ""'}}, SO, ""),
     (C, {"structured_outputs": {"grammar": 'root ::= "x" a\na ::= a'}}, SO, ""),
 ]
@@ -297,7 +296,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("path", "body"), LIMITS)
 def test_values_at_the_limits_are_accepted(server, path, body):
-    status, text = ask(server, path, False, **{"max_tokens": 8, **body})
+    status, text = ask(server, path, **{"max_tokens": 8, **body})
     assert status == 200, text
 
 
@@ -319,7 +318,7 @@ def test_model_without_chat_template_refuses_chats(model):
 def test_model_without_eos_token_refuses_structured_outputs(tokenizer):
     with serving(ascii_llama(), tokenizer) as server:
         for _ in range(2):
-            status, text = ask(server, C, False, response_format={"type": "json_object"})
+            status, text = ask(server, C, response_format={"type": "json_object"})
             assert (status, "eos_token_id" in text) == (400, True)
 
 

@@ -95,7 +95,7 @@ def test_harmless_values_of_unsupported_fields_are_accepted(server, path):
 # Changes of logits, compared with a loop written here
 
 
-def continued(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32, asked=None):
+def greedy_output(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32, asked=None):
     """Return the greedy output after a prompt of token ids, with `change(logits, answer, prompt)` at every step."""
     asked, answer = asked or tokenizer(PROMPT)["input_ids"], []
     for _ in range(tokens):
@@ -138,12 +138,12 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def unchanged(model, tokenizer):
-    return continued(model, tokenizer)
+    return greedy_output(model, tokenizer)
 
 
 @pytest.mark.parametrize(("asked", "change"), CHANGES)
 def test_penalties_and_biases_change_logits_as_defined(server, model, tokenizer, unchanged, asked, change):
-    wanted = continued(model, tokenizer, change)
+    wanted = greedy_output(model, tokenizer, change)
     assert wanted != unchanged
     said = completion(server, temperature=0, max_tokens=32, **asked)
     assert said.choices[0].text == wanted
@@ -153,12 +153,12 @@ def test_penalties_and_biases_change_logits_as_defined(server, model, tokenizer,
 @pytest.mark.parametrize("length", [0, 1])
 def test_penalties_do_not_count_the_last_prompt_tokens(server, model, tokenizer, length):
     """A token of the answer is the last or second-to-last token of the prompt."""
-    first, second = tokenizer(continued(model, tokenizer, tokens=2))["input_ids"]
+    first, second = tokenizer(greedy_output(model, tokenizer, tokens=2))["input_ids"]
     asked = [*tokenizer(PROMPT)["input_ids"], *[first, second][: 1 + length]]
-    said = tokenizer(continued(model, tokenizer, asked=asked))["input_ids"]
+    said = tokenizer(greedy_output(model, tokenizer, asked=asked))["input_ids"]
     for last in [*dict.fromkeys(said)][:5]:
         prompt = [*asked, last, *[second] * length]
-        wanted = continued(model, tokenizer, penalized(2, 0), asked=prompt, tokens=8)
+        wanted = greedy_output(model, tokenizer, penalized(2, 0), asked=prompt, tokens=8)
         answer = completion(server, prompt=prompt, temperature=0, max_tokens=8, frequency_penalty=2)
         assert answer.choices[0].text == wanted
 
@@ -209,7 +209,7 @@ def test_several_prompts_as_strings_or_token_ids(server, tokenizer):
 # Log-probabilities
 
 
-def reference(model, ids):
+def log_probabilities(model, ids):
     """Return log-probabilities for every token after the first: (length - 1, vocabulary)."""
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].float(), dim=-1)
@@ -228,7 +228,7 @@ def test_log_probabilities_are_those_of_the_raw_logits(server, model, tokenizer,
     penalty = [AdditivePenalties(0, 0.5, asked)]
     text = model.generate(**ids, max_new_tokens=24, pad_token_id=0, logits_processor=penalty, **drawing)[0].tolist()
     assert said.text == tokenizer.decode(text[asked:])
-    found, rows = said.logprobs, reference(model, text)[asked - 1 :]
+    found, rows = said.logprobs, log_probabilities(model, text)[asked - 1 :]
     assert found.tokens == [tokenizer.decode([token]) for token in text[asked:]]
     wanted = [float(row[token]) for row, token in zip(rows, text[asked:], strict=True)]
     assert found.token_logprobs == pytest.approx(wanted, abs=1e-4)
@@ -245,7 +245,7 @@ def test_log_probabilities_of_a_chat(server, model, tokenizer):
     assert "".join(one.token for one in found) == said.message.content
     assert b"".join(bytes(one.bytes) for one in found).decode() == said.message.content
     tokens = [next(one for one in range(300) if tokenizer.decode([one]) == entry.token) for entry in found]
-    rows = reference(model, asked + tokens)[len(asked) - 1 :]
+    rows = log_probabilities(model, asked + tokens)[len(asked) - 1 :]
     for row, entry in zip(rows, found, strict=True):
         assert [one.logprob for one in entry.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
         assert entry.logprob == entry.top_logprobs[0].logprob
@@ -277,7 +277,7 @@ def test_echo_includes_the_log_probabilities_of_the_prompt(server, model, tokeni
     assert said.text == prompt + after
     ids = tokenizer(prompt)["input_ids"]
     assert said.logprobs.token_logprobs[0] is None
-    rows = reference(model, ids)
+    rows = log_probabilities(model, ids)
     wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=True)]
     assert len(ids) > 128
     assert said.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
@@ -288,7 +288,7 @@ def test_echo_includes_the_log_probabilities_of_the_prompt(server, model, tokeni
         assert completion(server, **asked).choices[0].text.startswith(PROMPT)
 
 
-def test_token_bytes_join_to_the_text_even_within_characters(server, tokenizer):
+def test_token_bytes_join_to_the_text_even_within_characters(server):
     """A token of random text is often part of a character, or invalid UTF-8."""
     said = chat(server, max_tokens=60, temperature=100, seed=2, logprobs=True, top_logprobs=3).choices[0]
     content = said.logprobs.content

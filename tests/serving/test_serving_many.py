@@ -25,7 +25,7 @@ def server(model):
         yield running
 
 
-def concurrently(*calls):
+def run_concurrently(*calls):
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(lambda call: call(), calls))
 
@@ -62,20 +62,20 @@ def answers(server, bodies):
     return found
 
 
-def sampled(server):
+def sampled_texts(server):
     body = {"prompt": ["for index in", "import os"], "temperature": 1.2, "seed": 7, "n": 2, "max_tokens": 12}
     return [choice.text for choice in completion(server, **body).choices]
 
 
 def test_answers_are_equal_batched_alone_and_by_transformers(server, model, tokenizer, endings, monkeypatch):
     """transformers' own loop calls streamers before stopping criteria."""
-    together, texts = answers(server, endings), sampled(server)
+    together, texts = answers(server, endings), sampled_texts(server)
     assert [reason for _, reason, *_ in together] == ["length", "stop", "stop", "stop"]
     assert len({*texts}) == 4
     wanted = [(*said, scores.expected) for *said, scores in together]
     with serving(model, tokenizer, concurrency=1) as alone:
         assert answers(alone, endings) == wanted
-        assert [sampled(alone), sampled(alone)] == [texts] * 2
+        assert [sampled_texts(alone), sampled_texts(alone)] == [texts] * 2
         why_not = "token_recycling.hf.call.GenerateCall.why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
         assert answers(alone, endings) == wanted
@@ -104,7 +104,7 @@ def test_disconnects_and_failures_do_not_affect_other_requests(slow, monkeypatch
             with pytest.raises(openai.InternalServerError):
                 server.complete(max_tokens=3500, temperature=0, presence_penalty=1, n=8)
 
-        *_, text = concurrently(
+        *_, text = run_concurrently(
             leaves, fails, lambda: server.complete(prompt="import os\n", max_tokens=150, temperature=0).choices[0].text
         )
         assert text == wanted
@@ -127,7 +127,7 @@ def test_batch_failure_fails_running_requests_but_not_the_next(model, monkeypatc
 
         with monkeypatch.context() as patch:
             patch.setattr(target, "forward", failing)
-            concurrently(refused, refused)
+            run_concurrently(refused, refused)
         assert server.complete().usage.completion_tokens == 8
 
 

@@ -62,7 +62,7 @@ def nginx(folder, behind, more="", server_block=None):
             process.terminate()
 
 
-def documented(folder, behind):
+def documented_config(behind):
     """deploy/nginx.conf, without TLS and with short deadlines."""
     text = (Path(__file__).parents[2] / "deploy" / "nginx.conf").read_text()
     text = "\n".join(line for line in text.splitlines() if "ssl_certificate" not in line)
@@ -87,7 +87,7 @@ HALVES = [
 def test_the_documented_proxy_streams_and_drops_slow_clients(model, tokenizer, tmp_path):
     settings = {"keys": keys("a"), "isolation": "per-key"}
     with serving(model, tokenizer, **settings) as server:
-        config = documented(tmp_path, server.port)
+        config = documented_config(server.port)
         with nginx(tmp_path, server.port, server_block=config) as url:
             headers = {"Authorization": "Bearer secret-a"}
             body = {**ASKED, "max_tokens": 400, "stream": True}

@@ -15,14 +15,14 @@ USER = {"role": "user", "content": "Hi"}
 GO = HELD[0]["function"]
 
 
-def called(*, content=None, result="a", **function):
+def chat_with_call(*, content=None, result="a", **function):
     """Return a conversation in which a function was called."""
     call = {"id": "c1", "type": "function", "function": {"name": "go", **function}}
     said = {"role": "assistant", "content": content, "tool_calls": [call]}
     return {"messages": [USER, said, {"role": "tool", "tool_call_id": "c1", "content": result}]}
 
 
-def turns(*content, result=()):
+def tool_turns(*content, result=()):
     """Return a conversation of Anthropic's API in which a tool was called."""
     used = {"type": "tool_use", "id": "t1", "name": "go", "input": {}}
     given = {"type": "tool_result", "tool_use_id": "t1", **dict(result)}
@@ -51,10 +51,10 @@ ITEMS = [
 THOUGHT = {"type": "thinking", "thinking": "a", "signature": ""}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
 REPORTS = {
-    "mistralai/mistral-common#324, calls without content": (H, called(arguments="{}")),
-    "agentjido/req_llm#966, calls with empty content": (H, called(content="", arguments="{}")),
-    "run-llama/llama_index#17555, tool result null": (H, called(result=None)),
-    "langchain-ai/langchain, tool result in parts": (H, called(result=[{"type": "text", "text": "a"}])),
+    "mistralai/mistral-common#324, calls without content": (H, chat_with_call(arguments="{}")),
+    "agentjido/req_llm#966, calls with empty content": (H, chat_with_call(content="", arguments="{}")),
+    "run-llama/llama_index#17555, tool result null": (H, chat_with_call(result=None)),
+    "langchain-ai/langchain, tool result in parts": (H, chat_with_call(result=[{"type": "text", "text": "a"}])),
     "vllm-project/vllm#21089, an empty message": (H, {"messages": [USER, {"role": "assistant", "content": ""}, USER]}),
     "vllm-project/vllm#10015, a message as the SDK dumps it": (H, {"messages": [USER, SDK_MESSAGE, USER]}),
     "SWE-agent/SWE-agent#967, no calls": (H, {"messages": [USER, {**SDK_MESSAGE, "tool_calls": []}, USER]}),
@@ -79,10 +79,10 @@ REPORTS = {
     "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#138, a conversation": (R, {"input": ITEMS}),
     "vllm-project/vllm#33089, only a call and its output": (R, {"input": ITEMS[4:6]}),
     "vllm-project/vllm#54224, null": (R, {"input": [{**item, "id": None, "type": None} for item in ITEMS[:2]]}),
-    "0xPlaygrounds/rig#1362, calls with an empty list of parts": (H, called(content=[], arguments="{}")),
+    "0xPlaygrounds/rig#1362, calls with an empty list of parts": (H, chat_with_call(content=[], arguments="{}")),
     "vercel/ai#5350, a tool whose type is null": (H, {"messages": [USER], "tools": [{"type": None, "function": GO}]}),
-    "vllm-project/vllm#44576, a tool result without content": (A, turns(THOUGHT)),
-    "vllm-project/vllm#44576, a tool error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
+    "vllm-project/vllm#44576, a tool result without content": (A, tool_turns(THOUGHT)),
+    "vllm-project/vllm#44576, a tool error": (A, tool_turns(result={"content": "a", "is_error": True, **CACHED})),
     "continuedev/continue#1371, stop strings of an editor": (
         H,
         {"messages": [USER], "stop": [*(f"\n{word}" for word in ("class", "def", "function")), *"abcdefghijklmnop"]},
@@ -113,7 +113,7 @@ REPORTS = {
     ),
     "Anthropic's server-side tools": (
         A,
-        turns(
+        tool_turns(
             {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
             {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
             {"type": "text", "text": "a"},
@@ -124,9 +124,12 @@ REPORTS = {
         R,
         {"input": [*ITEMS[:5], {**ITEMS[5], "output": [{"type": "input_image", "image_url": "data:,"}]}]},
     ),
-    "an image result in a chat": (H, called(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
-    "an image result in messages": (A, turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]})),
-    "a file result": (A, turns(result={"content": [{"type": "document", "source": {"type": "base64"}}]})),
+    "an image result in a chat": (H, chat_with_call(result=[{"type": "image_url", "image_url": {"url": "data:,"}}])),
+    "an image result in messages": (
+        A,
+        tool_turns(result={"content": [{"type": "image", "source": {"type": "base64"}}]}),
+    ),
+    "a file result": (A, tool_turns(result={"content": [{"type": "document", "source": {"type": "base64"}}]})),
     "BerriAI/litellm#19787, thinking": (
         A,
         {
@@ -157,7 +160,7 @@ def test_reported_requests_are_answered(server, report, stream):
 
 def test_image_in_a_tool_result_becomes_a_note():
     """An image of the user is refused, since the question is about the image."""
-    body = ChatRequest.model_validate(called(result=[{"type": "text", "text": "a"}, {"type": "image_url"}]))
+    body = ChatRequest.model_validate(chat_with_call(result=[{"type": "text", "text": "a"}, {"type": "image_url"}]))
     assert joined(body.messages[2].content) == "a[a picture, which this model cannot see]"
     with pytest.raises(ValueError, match="text only"):
         ChatRequest.model_validate({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})
@@ -185,5 +188,5 @@ def test_error_for_a_wrong_base_url_names_the_path(server):
 )
 def test_missing_arguments_become_an_empty_object(arguments, read):
     """See kagent-dev/kagent#2851."""
-    body = ChatRequest.model_validate(called(arguments=arguments))
+    body = ChatRequest.model_validate(chat_with_call(arguments=arguments))
     assert body.messages[1].tool_calls[0].function.arguments == read

@@ -65,7 +65,7 @@ def test_disconnect_cancels_a_queued_request(slow, stream):
 # Limits
 
 
-def refused(server, key="none", **more):
+def error_of(server, key="none", **more):
     with pytest.raises(openai.APIStatusError) as caught:
         server.complete(key, **more)
     return caught.value
@@ -77,11 +77,11 @@ def test_requests_beyond_the_limits_get_429(slow):
         a, b = "secret-a", "secret-b"
         with server.complete(a, max_tokens=3500, stream=True) as first:
             next(iter(first))
-            of_key = refused(server, a)
+            of_key = error_of(server, a)
             assert (of_key.status_code, of_key.code) == (429, "too_many_requests")
             assert int(of_key.response.headers["retry-after"]) > 0
             with server.complete(b, max_tokens=3500, stream=True):
-                assert refused(server, b).status_code == 429
+                assert error_of(server, b).status_code == 429
         server.wait_until_idle()
         assert server.complete(a).usage.completion_tokens == 8
 
@@ -92,7 +92,7 @@ def test_full_or_closing_server_answers_503(slow, monkeypatch):
         monkeypatch.setattr(server.engine.pool, "make", made.append)
         with server.complete(max_tokens=3500, stream=True) as first:
             next(iter(first))
-            error = refused(server)
+            error = error_of(server)
             assert (error.status_code, error.code) == (503, "overloaded")
             assert int(error.response.headers["retry-after"]) > 0
             for drafter in ("untrained", "suffix"):
@@ -101,16 +101,16 @@ def test_full_or_closing_server_answers_503(slow, monkeypatch):
             assert not made, "a refused request costs no drafter"
         server.wait_until_idle()
         server.engine.closing = True
-        assert refused(server).code == "shutting_down"
+        assert error_of(server).code == "shutting_down"
         assert http.get(f"{server.url}/health").status_code == 503
 
 
 def test_prompt_output_and_body_lengths_are_limited(model):
     with serving(model, tiny.tokenizer(), max_prompt_tokens=10, max_new_tokens=5, max_body=0.001) as server:
-        error = refused(server, prompt="import os\n" * 10)
+        error = error_of(server, prompt="import os\n" * 10)
         assert (error.status_code, error.code) == (400, "context_length_exceeded")
         assert server.complete(prompt="import").usage.completion_tokens == 5
-        error = refused(server, prompt="x" * 1000)
+        error = error_of(server, prompt="x" * 1000)
         assert (error.status_code, error.code) == (413, "request_too_large")
         for size, status in ((1000, 200), (1001, 413), (9000, 413)):
             whole = b'{"prompt": "import", "max_tokens": 1}'.ljust(size)
@@ -139,7 +139,7 @@ def test_prompts_are_tokenized_outside_the_event_loop(model, monkeypatch):
 
 def test_requests_time_out(slow):
     with serving(slow, tiny.tokenizer(), timeout=0.4) as server:
-        error = refused(server, max_tokens=3500)
+        error = error_of(server, max_tokens=3500)
         assert (error.status_code, error.code) == (504, "timeout")
         assert error.response.headers["x-should-retry"] == "false"
         with pytest.raises(openai.APIError, match=r"within 0\.4 s"):
@@ -179,7 +179,7 @@ def test_steps_join_to_the_output(server):
 def test_metrics_equal_the_sum_of_usages(model):
     with serving(model, tiny.tokenizer()) as server:
         usages = [server.complete(max_tokens=15, temperature=0, n=2).usage for _ in range(3)]
-        refused(server, max_tokens=0)
+        error_of(server, max_tokens=0)
         counted = server.metrics()
     said = [usage.model_extra["speculation"] for usage in usages]
     wanted = {name: sum(one[name] for one in said) for name in ("steps", "drafted_tokens", "accepted_tokens")}

@@ -13,7 +13,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA
 BODY = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "response_format": FORM, "max_tokens": 60}
 
 
-def test_stream_enters_few_modules_and_two_generators(monkeypatch):
+def test_stream_enters_few_modules_and_two_generators():
     model = ending_llama()
     entered, generators, decoding = set(), set(), threading.Event()
 

@@ -47,9 +47,8 @@ def test_usage_counts_each_prompt_once_and_every_output(server, tokenizer, promp
     assert alone.prompt_tokens_details.cached_tokens == len(tokenizer(prompts[-1])["input_ids"]) - 1
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_prediction_is_counted_for_every_choice(server, tokenizer, n):
-    predicted = "return index"
+def test_prediction_is_counted_for_every_choice(server, tokenizer):
+    predicted, n = "return index", 3
     body = {"messages": [{"role": "user", "content": "a"}], "n": n, "max_tokens": 8}
     prediction = {"type": "content", "content": predicted}
     usage = server.post("/v1/chat/completions", {**body, "prediction": prediction}).json()["usage"]

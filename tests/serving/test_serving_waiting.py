@@ -25,7 +25,7 @@ ASKED = {"max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def reading():
+def slow_prefill():
     """A model that is slow in prefill, and the token counts of its prefill passes."""
     model, passes = ascii_llama(), []
 
@@ -39,10 +39,10 @@ def reading():
 
 
 @pytest.fixture(scope="module")
-def answer(reading):
+def answer(slow_prefill):
     """The output of transformers after the long prompt."""
     ids = tiny.tokenizer()(LONG, return_tensors="pt")["input_ids"]
-    text = reading[0].generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    text = slow_prefill[0].generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
     return tiny.tokenizer().decode(text[0, ids.shape[1] :])
 
 
@@ -64,8 +64,8 @@ def disconnect_during_prefill(server, passes):
 
 
 @pytest.mark.parametrize(("concurrency", "drafter"), [(1, "published"), (2, "recycling:tree=8")])
-def test_disconnect_during_prefill_stops_it(reading, answer, concurrency, drafter):
-    model, passes = reading
+def test_disconnect_during_prefill_stops_it(slow_prefill, answer, concurrency, drafter):
+    model, passes = slow_prefill
     with serving(model, tiny.tokenizer(), concurrency=concurrency, drafter=drafter) as server:
         disconnect_during_prefill(server, passes)
         server.wait_until_idle()
@@ -78,8 +78,8 @@ def test_disconnect_during_prefill_stops_it(reading, answer, concurrency, drafte
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_queued_request_of_a_disconnected_client_is_dropped(reading, stream):
-    model, passes = reading
+def test_queued_request_of_a_disconnected_client_is_dropped(slow_prefill, stream):
+    model, passes = slow_prefill
     with serving(model, tiny.tokenizer(), concurrency=1) as server, ThreadPoolExecutor(1) as pool:
         passes.clear()
         first = pool.submit(server.complete, prompt=LONG, **ASKED)
@@ -97,17 +97,17 @@ def test_queued_request_of_a_disconnected_client_is_dropped(reading, stream):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_timeout_applies_during_prefill(reading, concurrency):
-    model, passes = reading
+def test_timeout_applies_during_prefill(slow_prefill, concurrency):
+    model, passes = slow_prefill
     passes.clear()
     with serving(model, tiny.tokenizer(), concurrency=concurrency, timeout=0.3) as server:
         assert server.post("/v1/completions", {"prompt": LONG, **ASKED}).status_code == 504
         assert len(passes) < PIECES
 
 
-def test_short_request_finishes_during_a_long_prefill(reading):
+def test_short_request_finishes_during_a_long_prefill(slow_prefill):
     """With the default settings: four batch slots."""
-    model, passes = reading
+    model, passes = slow_prefill
     with serving(model, tiny.tokenizer()) as server, ThreadPoolExecutor(1) as pool:
         alone = server.complete(prompt="for index in", **ASKED).choices[0].text
         passes.clear()

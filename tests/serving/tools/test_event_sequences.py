@@ -83,7 +83,7 @@ def limits(tokenizer, text):
     return [(len(ids) + 1, text), *found[:: max(1, len(found) // 2)]]
 
 
-def ending(text, shown):
+def finish_reason_of(text, shown):
     """Return the finish reason of an output that shows this prefix of the text."""
     if "<tool_call>" in shown and shown.count("<tool_call>") == shown.count("</tool_call>"):
         return "tool_calls"
@@ -124,7 +124,7 @@ def failing(monkeypatch):
     return after
 
 
-def events_of(server, path, body, **types):
+def events_of(server, path, body):
     """Return the data of all events; the names of events must equal the types in the data."""
     answer = server.post(path, {**body, "stream": True})
     assert answer.status_code == 200
@@ -215,7 +215,7 @@ def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
         state = ChatCompletionStreamState()
         for chunk in chunks:
             state.handle_chunk(chunk)
-        expected, reason = parts_of(shown), ending(text, shown)
+        expected, reason = parts_of(shown), finish_reason_of(text, shown)
         for index, choice in enumerate(state.current_completion_snapshot.choices):
             message = choice.message
             calls = [one.function.arguments for one in message.tool_calls or ()]
@@ -311,7 +311,7 @@ def test_events_of_a_response(server, says, tokenizer, name):
     says(text)
     for limit, shown in limits(tokenizer, text):
         events = events_of(server, "/v1/responses", responses_body(limit))
-        parts, reason = parts_of(shown), ending(text, shown)
+        parts, reason = parts_of(shown), finish_reason_of(text, shown)
         assert merged_deltas(event["type"] for event in events) == response_event_types(parts)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         for event in events:
@@ -405,7 +405,7 @@ def test_events_of_a_message(server, anthropic, claude, says, tokenizer, name):
     reasons = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
     for limit, shown in limits(tokenizer, text):
         events = events_of(server, "/v1/messages", messages_body(limit))
-        parts, reason = parts_of(shown), ending(text, shown)
+        parts, reason = parts_of(shown), finish_reason_of(text, shown)
         assert merged_deltas(event["type"] for event in events) == message_event_types(parts)
         for event in events:
             message_event.validate_python(event)

@@ -59,7 +59,7 @@ def scripted_texts(monkeypatch, tokenizer):
     monkeypatch.setattr(generation, "processors", sampled)
 
 
-def asked(seed, **more):
+def request(seed, **more):
     return {"tools": TOOLS, "temperature": 1, "seed": seed, "max_tokens": 90, "logprobs": True, "stop": STOP, **more}
 
 
@@ -93,10 +93,10 @@ def streamed(events):
 
 @pytest.mark.parametrize("seed", thinned([11, 6], 2))
 def test_choices_of_a_chat_equal_separate_requests(server, seed):
-    answers = [chat(server, **asked(seed + choice)) for choice in range(N)]
+    answers = [chat(server, **request(seed + choice)) for choice in range(N)]
     alone = [shown(answer.choices[0]) for answer in answers]
     assert len({str(one[1:]) for one in alone}) > 2
-    together = chat(server, **asked(seed), n=N)
+    together = chat(server, **request(seed), n=N)
     assert [shown(choice) for choice in together.choices] == alone
     assert together.usage.prompt_tokens == answers[0].usage.prompt_tokens
     assert together.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
@@ -104,8 +104,8 @@ def test_choices_of_a_chat_equal_separate_requests(server, seed):
     assert together.usage.completion_tokens_details.reasoning_tokens == sum(reasoned) > max(reasoned)
     ids = [call.id for choice in together.choices for call in choice.message.tool_calls or ()]
     assert len(set(ids)) == len(ids)
-    parts = [streamed(streamed_chat(server, **asked(seed + choice)))[0] for choice in range(N)]
-    assert streamed(streamed_chat(server, **asked(seed), n=N)) == parts
+    parts = [streamed(streamed_chat(server, **request(seed + choice)))[0] for choice in range(N)]
+    assert streamed(streamed_chat(server, **request(seed), n=N)) == parts
     for part, whole in zip(parts, alone, strict=True):
         assert part == (whole[0], whole[1] or "", whole[2] or "", *whole[3:])
 
@@ -135,10 +135,10 @@ def test_concurrent_requests_equal_separate_requests(server):
         return completion(server, prompt="a", temperature=1, seed=seed, max_tokens=60).choices[0].text
 
     def whole(seed):
-        return shown(chat(server, **asked(seed)).choices[0])
+        return shown(chat(server, **request(seed)).choices[0])
 
     def parts(seed):
-        return streamed(streamed_chat(server, **asked(seed, stop=[])))
+        return streamed(streamed_chat(server, **request(seed, stop=[])))
 
     calls = [(kind, seed) for seed in range(17, 21) for kind in (plain, whole, parts)]
     alone = [kind(seed) for kind, seed in calls]

@@ -130,7 +130,7 @@ def _unquoted(written):
 
 
 def _read(parameters, call):
-    """What is read as the argument `at`."""
+    """Return the parsed value of the argument `at`."""
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "<function="
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3_5")), tokenizer)
