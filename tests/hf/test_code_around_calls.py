@@ -38,6 +38,7 @@ from transformers.generation import logits_process, stopping_criteria
 
 import token_recycling as tr
 from token_recycling.model.compat import replaced_kernels
+from token_recycling.model.foreign import bystanders
 from token_recycling.model.foreign.search import replaced_in_libraries
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
@@ -462,6 +463,19 @@ def test_code_that_shares_state_with_the_model_falls_back(bring):
 
     wanted = SideBySide(llama).assert_same(call, SHARED[bring])
     assert not torch.equal(wanted, greedy(llama()))
+
+
+def test_code_that_reaches_too_much_is_searched_once(monkeypatch):
+    """Such as a prefix tree of many titles. Each call has a new function with the same code."""
+    tree = {token: {} for token in range(100_001)}
+
+    def call(model):
+        return model.generate(IDS, prefix_allowed_tokens_fn=lambda row, ids: [*range(1, len(tree) % 64)], **GREEDY)
+
+    both = SideBySide(llama)
+    both.assert_same(call, "reaches too much")
+    monkeypatch.setattr(bystanders, "_reached", None)
+    both.assert_same(call, "reaches too much")
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -36,6 +36,8 @@ _LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
 """Packages whose functions are called by forward passes and `generate`."""
 _MOST = 100_000
 """Maximum number of objects followed from one piece of code."""
+_too_large: weakref.WeakSet[CodeType | type] = weakref.WeakSet()
+"""Code of functions, and classes, that reached more objects in an earlier call: each search takes half a second."""
 _SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module"})
 """Names by which code finds objects that it does not hold."""
 _EVALUATING = frozenset({"eval", "exec", "__import__"})
@@ -65,6 +67,10 @@ def why_not(
         id(item) for part in parts for item in (part, *vars(part).values()) if type(item) is dict or item is part
     }
     for code in beside:
+        too_much = f"{name_of(code)} reaches too much to rule out the model"
+        written = getattr(getattr(code, "__func__", code), "__code__", type(code))
+        if written in _too_large:
+            return too_much
         for count, item in enumerate(_reached(code)):
             if id(item) in caches:
                 return f"{name_of(code)} reads the cache, which holds drafts between the steps of an accelerated call"
@@ -72,8 +78,10 @@ def why_not(
                 return f"{name_of(code)} reaches the model, which it may change between forward passes"
             if isinstance(item, FunctionType) and (changed := _changes_libraries(item)):
                 return f"{name_of(code)} changes {changed} between forward passes"
+            if count >= _MOST and (isinstance(written, CodeType) or not is_own(written.__module__)):
+                _too_large.add(written)
             if count >= _MOST or (isinstance(item, FunctionType) and _searches(item)):
-                return f"{name_of(code)} reaches too much to rule out the model"
+                return too_much
     return None
 
 
