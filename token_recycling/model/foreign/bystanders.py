@@ -47,7 +47,10 @@ _THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logg
 _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
 """Names by which code reads attributes without naming them."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, CodeType, PreTrainedTokenizerBase)
+_DATA = frozenset({list, tuple, dict, set, frozenset})
+"""Types of containers that hold nothing except their items."""
+_NUMBERS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_ATOMS = (*_NUMBERS, bytearray, CodeType, PreTrainedTokenizerBase)
 
 
 def why_not(
@@ -102,20 +105,26 @@ def _reached(code: Any) -> Iterator[Any]:
     attributes: list[tuple[str, Any]] = []
     while unread:
         item = unread.pop()
-        if not isinstance(item, _ATOMS) and id(item) not in seen:
+        if id(item) not in seen and not isinstance(item, _ATOMS):
             seen[id(item)] = item
             yield item
-            if isinstance(item, FunctionType):
-                names |= _names_in(item)
-            by_names = not is_own(type(item).__module__) and not isinstance(item, torch.nn.Module)
-            if isinstance(item, type) or by_names:
+            if type(item) in _DATA:  # a vocabulary or a prefix tree has many, which every call follows
+                unread += [value for value in gc.get_referents(item) if type(value) not in _NUMBERS]
+            elif isinstance(item, type) or _is_read_by_names(item):
                 attributes += _attributes(item)
             else:
+                if isinstance(item, FunctionType):
+                    names |= _names_in(item)
                 unread += _next_to(item)
         if not unread:
             named = [name in names or name.startswith("__") for name, _ in attributes]
             unread = [value for (_, value), follow in zip(attributes, named, strict=True) if follow]
             attributes = [item for item, follow in zip(attributes, named, strict=True) if not follow]
+
+
+def _is_read_by_names(item: Any) -> bool:
+    """Return whether an object is a user's, of which code reaches the attributes that it names."""
+    return not is_own(type(item).__module__) and not isinstance(item, torch.nn.Module)
 
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
