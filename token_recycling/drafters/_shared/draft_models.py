@@ -74,7 +74,7 @@ class ModelDrafter(NeuralDrafter[Target]):
 
     def drafts_in_words(self, rules: Rules) -> str:
         """Return a description of the drafts."""
-        raise NotImplementedError(f"{type(self).__name__} must define shape()")
+        raise NotImplementedError(f"{type(self).__name__} must define drafts_in_words()")
 
 
 class ModelSequence(SequenceDrafter):

@@ -173,5 +173,5 @@ def why_not(cache: TreeCache | None, reproducible: bool) -> str | None:
     if cache is not None and cache.cache.offloading:
         return "the cache is offloaded"
     if reproducible:
-        return "fast and reproducible cannot be combined; leave one out"
+        return "reproducible=True needs eager passes"
     return None
