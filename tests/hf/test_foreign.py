@@ -491,6 +491,17 @@ def test_hooks_in_bfloat16(hook, mask):
     assert (model.acceleration.fallback is None) == (hook is everywhere)
 
 
+@pytest.mark.parametrize("rows", ["every", "last"])
+def test_hook_that_favors_one_token_in_bfloat16(rows):
+    """One of many logits differs, so the mean difference is small."""
+    model = tiny.llama(0, 0.3, vocab_size=4096).to(torch.bfloat16)
+    bias = torch.zeros(4096, dtype=torch.bfloat16).index_fill_(0, torch.tensor(7), 5)
+    hook = {"every": lambda m, i, o: o + bias, "last": lambda m, i, o: torch.cat([o[:, :-1], o[:, -1:] + bias], 1)}
+    model.lm_head.register_forward_hook(hook[rows])
+    tr.accelerate(model).generate(IDS, **GREEDY)
+    assert (model.acceleration.fallback is None) == (rows == "every")
+
+
 def test_hook_of_a_quantized_model_falls_back():
     both = SideBySide(llama)
     both.change(lambda model: setattr(model, "is_quantized", True))
