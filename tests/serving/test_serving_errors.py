@@ -322,6 +322,18 @@ def test_model_without_eos_token_refuses_structured_outputs(tokenizer):
             assert (status, "eos_token_id" in text) == (400, True)
 
 
+def test_tokens_that_the_model_does_not_embed_are_refused(model):
+    """Gemma 3's tokenizer has one more than its models for text."""
+    tokenizer = chat_tokenizer()
+    tokenizer.add_tokens([f"<{number}>" for number in range(301 - len(tokenizer))], special_tokens=True)
+    text = tokenizer.convert_ids_to_tokens(300)
+    said = [{"role": "user", "content": text}]
+    with serving(model, tokenizer) as server:
+        for path, field in ((C, "prompt"), (H, "messages"), (R, "input"), (A, "messages")):
+            status, answer = ask(server, path, **{field: said if field == "messages" else text})
+            assert (status, json.loads(answer)["error"]["param"]) == (400, field)
+
+
 def test_tools_are_refused_with_old_transformers_releases(server, monkeypatch):
     monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
     for path, tools in ((H, HELD), (R, [{"type": "function", **HELD[0]["function"]}])):

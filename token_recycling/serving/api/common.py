@@ -266,6 +266,7 @@ async def generation_of(
     """
     config = config_of(body, engine, default_tokens)
     _limit(engine, job, ids.shape[-1], config, field)
+    check_ids(engine, int(ids.max()), field)
     _check_bias(body, engine.target.vocab_size)
     drafts = body.speculation is None or body.speculation.enabled
     predicted = None
@@ -346,6 +347,12 @@ def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, fiel
     if (config.min_new_tokens or 0) > config.max_new_tokens:
         fits = f"{config.max_new_tokens}, the number of tokens that fit"
         raise invalid("min_tokens", f"must be <= {fits}, got {config.min_new_tokens}")
+
+
+def check_ids(engine: Engine, largest: int, field: str) -> None:
+    """Raise ApiError for a token that the model does not embed: some tokenizers have more tokens than their model."""
+    if largest >= engine.target.embedded:
+        raise invalid(field, f"token ids must be < {engine.target.embedded}, got {largest}")
 
 
 def _check_bias(body: Request, vocabulary: int) -> None:

@@ -17,7 +17,7 @@ from ..generation import Generation
 from ..logprobs import completion_logprobs
 from ..output import Delta, Output
 from ..protocol import AS_MANY_AS_FIT, MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
-from .common import ChoicesReply, Event, generation_of, output_of
+from .common import ChoicesReply, Event, check_ids, generation_of, output_of
 
 PREFIX = "cmpl-"
 _DEFAULT_TOKENS = 16
@@ -147,6 +147,5 @@ def _ids(engine: Engine, prompt: str | list[int], special: bool) -> torch.Tensor
     if isinstance(prompt, str):
         ids = engine.loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
         return ids.long()  # an empty prompt gives floats
-    if max(prompt) >= engine.target.embedded:
-        raise invalid("prompt", f"token ids must be < {engine.target.embedded}, got {max(prompt)}")
+    check_ids(engine, max(prompt), "prompt")
     return torch.tensor([prompt])
