@@ -18,7 +18,7 @@ from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
 from .json_schema import patterns
 from .json_schema.disjoint import Comparison
 from .json_schema.errors import UnenforceableError, Unenforced
-from .json_schema.json_values import Schema, types_named
+from .json_schema.json_values import Schema, strings, types_named
 from .json_schema.keywords import about, keywords
 from .json_schema.references import References
 
@@ -106,9 +106,11 @@ def types_of_arguments(parameters: dict[str, Any]) -> dict[str, list[str]]:
     """Return the types that readers try on each argument that is written without JSON, in order. Text that may be of
     any type stays a string.
     """
-    properties = parameters.get("properties")
-    if not isinstance(properties, dict):
-        return {}
+    listed, others = parameters.get("properties"), parameters.get("additionalProperties", True)
+    properties = {
+        **dict.fromkeys(strings(parameters.get("required")), others),
+        **(listed if isinstance(listed, dict) else {}),
+    }
     comparison, types = Comparison(parameters, References(parameters)), dict[str, list[str]]()
     for name, schema in properties.items():
         kinds = comparison.types(schema)
@@ -345,7 +347,7 @@ class _Writer:
         required = own.get("required", [])
         properties = {**own.get("properties", {})}
         for name in required:
-            properties.setdefault(name, True)
+            properties.setdefault(name, own.get("additionalProperties", True))
         types = types_of_arguments(function.schema)
         parts = []
         for name, value in properties.items():

@@ -189,16 +189,17 @@ def test_arguments_without_quotes_are_read_as_values_of_their_schemas(schema, ad
         "color": {"type": "string", "enum": ["red"]},
         "list": {"anyOf": [texts, {"type": "array", "items": {"$ref": "#/$defs/list"}, "minItems": 1}]},
     }
-    parameters = {"properties": {"of": texts, "by": texts, "at": schema}, "required": ["at"], "$defs": defs}
-    parts = OutputParts("qwen_3_coder", [Function("look", parameters, strict=True)], "required")
-    if admitted is None:
-        with pytest.raises(FunctionError, match="not JSON"):
-            compiled_parts(byte_tokenizer(), parts, {})
-        return
-    grammar = compiled_parts(byte_tokenizer(), parts, {})
-    assert [text for text in UNQUOTED if admits(grammar, _unquoted(text))] == admitted
-    for text in admitted:
-        jsonschema.validate(_read(parameters, _unquoted(text)), {**schema, "$defs": defs})
+    for properties in ({"properties": {"of": texts, "by": texts, "at": schema}}, {"additionalProperties": schema}):
+        parameters = {**properties, "required": ["at"], "$defs": defs}
+        parts = OutputParts("qwen_3_coder", [Function("look", parameters, strict=True)], "required")
+        if admitted is None:
+            with pytest.raises(FunctionError, match="not JSON"):
+                compiled_parts(byte_tokenizer(), parts, {})
+            continue
+        grammar = compiled_parts(byte_tokenizer(), parts, {})
+        assert [text for text in UNQUOTED if admits(grammar, _unquoted(text))] == admitted
+        for text in admitted:
+            jsonschema.validate(_read(parameters, _unquoted(text)), {**schema, "$defs": defs})
 
 
 def test_tool_choice_none_hides_the_tools(server):
