@@ -5,7 +5,9 @@ models and layers.
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -122,6 +124,18 @@ def test_per_target_values_are_made_once_per_target_and_dtype():
     assert made == [*targets, moved]
     assert of(targets[1]) == [torch.float32]
     assert len(made) == 3, "the other target's value stays"
+
+
+@pytest.mark.parametrize("name", ["medusa", "layer_skip"])
+def test_a_kept_drafter_does_not_keep_its_model_alive(name, tmp_path):
+    model = tiny.llama()
+    drafter = example(name, model, tmp_path)
+    tr.generate(model, IDS, drafter=drafter, max_new_tokens=4, do_sample=False)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert drafter.describe()
 
 
 def test_copies_of_a_per_target_cache_are_empty():

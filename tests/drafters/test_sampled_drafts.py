@@ -87,6 +87,22 @@ def test_outputs_have_the_distribution_of_generate(name, runs):
 
 
 @pytest.mark.parametrize("name", ["sequence", "tree", "graph"])
+def test_every_sampled_node_has_the_distribution_of_the_draft_model(name):
+    """The declared distribution is that of a plain forward over the sequence and the node's ancestors."""
+    draft, text, warmer = small_model(8), PROMPT[0].tolist(), logits_process.TemperatureLogitsWarper(0.3)
+    torch.manual_seed(3)
+    options = {"do_sample": True, "logits_processor": [warmer], "max_new_tokens": 12}
+    for step in tr.stream(small_model(7), PROMPT, DRAFTERS[name](), **options):
+        for node, source in (step.draft.sampled_from or {}).items():
+            *above, _ = step.draft.lineages[node]
+            path = [*text, *step.draft.tokens[above[1:]].tolist()]
+            with torch.no_grad():
+                logits = draft(torch.tensor([path])).logits[:, -1]
+            torch.testing.assert_close(source, torch.softmax(logits / 0.3, dim=-1)[0], atol=1e-4, rtol=1e-4)
+        text += step.tokens
+
+
+@pytest.mark.parametrize("name", ["sequence", "tree", "graph"])
 def test_top_k_1_sampling_equals_greedy_decoding(name):
     """A node may have more children than the draft distribution has possible tokens."""
     model, only = small_model(7), LogitsProcessorList([logits_process.TopKLogitsWarper(1)])

@@ -1,5 +1,8 @@
 """Outputs constrained by a grammar equal those of `generate` with the same processor, in fewer steps."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from support import tiny
@@ -117,3 +120,12 @@ def test_forced_string_has_a_limited_length(form, expected):
     assert adapters.state_of([processor], PROMPT).forced == expected
     ours = adapters.state_of([tr.constrain(tokenizer, grammar=form)], PROMPT).forced
     assert ours[:100] == expected[:100]
+
+
+def test_constrain_does_not_keep_a_tokenizer_alive():
+    tokenizer = tiny.tokenizer()
+    tr.constrain(tokenizer, regex="a+")
+    gone = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert gone() is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.noting import noted
+from support.noting import noted, own
 from support.speaking import ascii_llama, chat_tokenizer
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
@@ -191,6 +191,28 @@ def test_error_leaves_the_conversation_unchanged(chat):
     chat.say("print it")
     assert chat.last is not None
     assert chat.last.tokens == wanted
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4])
+def test_slots_of_a_failed_forward_pass_are_not_reused(chat, passes):
+    """It fails between two layers, in the pass over the question or in a later one."""
+    left = [0]
+
+    def fail(*_):
+        left[0] -= 1
+        if not left[0]:
+            raise MemoryError
+
+    chat.model.model.layers[1].register_forward_pre_hook(own(fail))
+    chat.say(SAID[0])
+    left[0] = passes
+    with pytest.raises(MemoryError):
+        chat.say(SAID[1])
+    for said in SAID[1:]:
+        wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])
+        chat.say(said)
+        assert chat.last.tokens == wanted
+    assert chat.acceleration.fallback is None
 
 
 def test_answer_ends_at_the_context_limit_and_the_next_turn_is_rejected():

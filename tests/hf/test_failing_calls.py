@@ -12,13 +12,18 @@ import torch
 from support import tiny
 from support.architectures import VOCABULARY, model_of, named
 from support.cases import parameter
+from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
+from support.noting import own
 from support.oracle import Oracle
+from support.recurrent_architectures import recurrent
+from support.releases import needs
 from support.running import GoneError
 from support.slots import assert_same_slots
 from transformers import DynamicCache, TextIteratorStreamer
 
 import token_recycling as tr
+from token_recycling.model.hidden import decoder_layers
 
 IDS = tiny.prompt(0, 6)
 TOKENS = (1, 2, 5, 8)
@@ -112,6 +117,56 @@ def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, o
             assert ours == streamed
             assert torch.equal(after, state)
             assert_same_slots(own, cache, atol=1e-5)
+
+
+@pytest.mark.parametrize("at", ["start", "draft", "observe", "statistics", "describe"])
+def test_drafter_error_reaches_the_caller(at):
+    def fail(*_):
+        raise GoneError
+
+    drafter = type("Failing", (tr.Drafter,), {"draft": lambda self, context: tr.Draft.chain(context.root), at: fail})
+    with pytest.raises(GoneError):
+        tr.generate(tiny.llama(), IDS, drafter=drafter(), max_new_tokens=4, do_sample=False)
+
+
+def module_state(model):
+    """Attribute names and hooks of every module, and the attention implementation."""
+    parts = [(*vars(part), *part._forward_pre_hooks, *part._forward_hooks) for part in model.modules()]
+    return parts, model.config._attn_implementation
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(
+    ("case", "drafter"),
+    [
+        (named("llama", ""), "recycling:tree=8"),
+        (named("llama", ""), "medusa"),
+        pytest.param(recurrent("qwen3_5_text"), "recycling:tree=8", marks=needs(5, 14)),
+    ],
+    ids=str,
+)
+def test_failed_forward_pass_leaves_no_state_in_the_model(case, drafter, passes, tmp_path):
+    """It runs out of memory between two layers, over the prompt or over a tree."""
+    model, ids, left = model_of(case), tiny.prompt(0, 9, VOCABULARY).repeat(1, 2), [0]
+    how = {"max_new_tokens": 12, "do_sample": False}
+    wanted, logits = model.generate(ids, **how), model(ids).logits
+
+    def fail(*_):
+        left[0] -= 1
+        if not left[0]:
+            raise torch.OutOfMemoryError("no room")
+
+    decoder_layers(model)[1][-1].register_forward_pre_hook(own(fail))
+    made = example(drafter, model, tmp_path) if drafter == "medusa" else tr.make_drafter(drafter)
+    tr.accelerate(model, made).generate(ids, **how)
+    before, stats, left[0] = module_state(model), model.acceleration.stats, passes
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        model.generate(ids, **how)
+    assert model.acceleration.fallback is None
+    assert model.acceleration.stats is not stats, "the failed call is recorded"
+    assert module_state(model) == before
+    torch.testing.assert_close(model(ids).logits, logits)
+    assert torch.equal(model.generate(ids, **how), wanted)
 
 
 def test_sequence_beyond_the_position_limit_fails_at_the_same_token_as_generate():

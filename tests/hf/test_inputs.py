@@ -66,7 +66,8 @@ def test_position_ids_that_do_not_count_tokens_fall_back(lengths):
     model = tiny.llama(max_position_embeddings=512)
     inputs = {**batch(lengths, 1), "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     usual = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    for positions, counted in ((usual, True), (usual + 1, False), (2 * usual, False)):
+    of_the_last_row = usual + (torch.arange(len(usual)) == len(usual) - 1)[:, None]
+    for positions, counted in ((usual, True), (usual + 1, False), (2 * usual, False), (of_the_last_row, False)):
         expected = model.generate(**inputs, position_ids=positions)
         with tr.accelerated(model) as acceleration:
             assert torch.equal(model.generate(**inputs, position_ids=positions), expected)

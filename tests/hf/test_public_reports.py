@@ -17,7 +17,7 @@ import torch
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
-from support.cases import thinned
+from support.cases import paired, thinned
 from support.drafters import Garbage
 from support.recurrent_architectures import RECURRENT
 from support.releases import needs
@@ -356,7 +356,22 @@ def test_cache_of_another_dtype_is_converted_as_by_generate(dtypes, reset):
     assert reset or str(dtypes[0]) in model.acceleration.fallback
 
 
-@pytest.mark.parametrize(("ids", "family"), thinned(product([IDS[:, :1], IDS, BOTH], ["llama", "window"])))
+class GarbageOfOne(Garbage):
+    """Drafts for one of several sequences only."""
+
+    def __init__(self, prompt, **options):
+        super().__init__(**options)
+        self.prompt = prompt
+
+    def start(self, prompt, target):
+        return (
+            super().start(prompt, target)
+            if prompt.equal(self.prompt)
+            else tr.make_drafter("plain").start(prompt, target)
+        )
+
+
+@pytest.mark.parametrize(("ids", "family"), paired([IDS[:, :1], IDS, BOTH], ["llama", "window"]))
 def test_nan_states_of_a_drafted_token_do_not_affect_other_tokens(ids, family):
     """Such as an overflow in float16 (huggingface/transformers#25311): masked values are multiplied by zero, which
     gives NaN at every node of a forward pass, including the pass over the prompt.
@@ -366,7 +381,12 @@ def test_nan_states_of_a_drafted_token_do_not_affect_other_tokens(ids, family):
     wanted, embeddings = model.generate(ids, **GREEDY), model.get_input_embeddings().weight
     with torch.no_grad():
         embeddings[[token for token in range(len(embeddings)) if token not in wanted]] = torch.nan
-    for drafter in ("recycling", Garbage(shapes=[chain(2)]), Garbage(shapes=[chain(1), static(6)])):
+    for drafter in (
+        "recycling",
+        Garbage(shapes=[chain(2)]),
+        Garbage(shapes=[chain(1), static(6)]),
+        GarbageOfOne(ids[-1]),
+    ):
         assert_same(tr.generate(model, ids, drafter=drafter, **GREEDY), wanted)
 
 

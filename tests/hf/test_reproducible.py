@@ -8,6 +8,7 @@ from support.runs import fix_costs
 
 import token_recycling as tr
 from token_recycling.costs import OnlineCurve
+from token_recycling.loop.pacer import Overhead
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.target import Target
 
@@ -53,6 +54,7 @@ def test_drafts_depend_on_earlier_calls_without_reproducible(model):
 
 def test_pass_times_are_neither_measured_nor_saved(model, monkeypatch):
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: pytest.fail("a pass was measured"))
+    monkeypatch.setattr(Overhead, "count", lambda *_: pytest.fail("drafting was measured"))
     written = []
     monkeypatch.setattr("token_recycling.model.pass_times.write_facts", lambda path, found: written.append(path))
     monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)

@@ -17,6 +17,7 @@ from support.architectures import named
 from support.cases import thinned
 from support.chi_square import fit
 from support.drafters import NAMES, example
+from support.noting import noted
 from support.oracle import Oracle
 from support.recurrent_architectures import recurrent
 from support.running import GoneError, Texts
@@ -116,7 +117,9 @@ class Joining(RuleBasedStateMachine):
         for row, said in self.wanted.items():
             assert isinstance(row.error, GoneError) or self.texts.outputs[row] == said
             assert row.stats.tokens == len(self.texts.outputs[row])
-        assert self.texts.batch._batch is None, "no state remains without requests"
+            assert row.stats.steps < 2 or row.stats.seconds["forward"] > 0, "time counts for all that share a pass"
+        held = self.texts.batch._batch, self.texts.batch._captured, self.texts.batch._callbacks
+        assert not any(held), "no state remains without requests"
         assert self.prefixes.nbytes <= 200_000
 
 
@@ -148,7 +151,7 @@ FAMILIES = [
     *(named(family, "window of 8") for family in ("gemma3_text", "mistral", "gpt_oss")),
     *map(recurrent, ("qwen3_next", "falcon_h1", "lfm2", "mamba", "mamba2", "qwen4_exp_text")),
 ]
-EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1", "mamba2")
+EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1", "mamba2", "qwen4_exp_text")
 
 
 @pytest.mark.parametrize("case", thinned(FAMILIES, kept=lambda case: case.family in EVERY_RUN, ids=str))
@@ -159,6 +162,18 @@ def test_families_with_other_attention_or_recurrent_layers(case):
         pytest.skip("its sequences cannot be batched")
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
     assert_equal_to_single_decoding(model, prompts, 20, "suffix", apart=3)
+
+
+def test_joining_shorter_request_causes_no_second_prefill():
+    """The cache of this model has no slots that show its length."""
+    model = architectures.model_of(recurrent("mamba2"))
+    texts, (read, hook) = Texts(model), noted(model, lambda given: given["input_ids"].shape[1])
+    for length in (12, 5):
+        texts.join(tiny.prompt(0, length), 9, "plain")
+        texts.step()
+    texts.finish()
+    hook.remove()
+    assert [tokens for tokens in read if tokens > 1] == [12, 5]
 
 
 def failing(*_, **__):
@@ -207,14 +222,17 @@ def test_failure_of_one_request_ends_only_that_request(wrong):
 
 
 def test_finished_requests_leave_their_prefix_in_the_cache():
-    """All tokens but the last, whose slot is not computed yet."""
+    """All tokens but the last, whose slot is not computed yet. Other requests take their rows."""
     texts = Texts(LLAMA)
     prefixes = PrefixCache(texts.batch.target, 10**8).of("")
-    rows = [texts.join(tiny.prompt(seed, 6), 12 - 3 * seed, hints=Hints(prefixes)) for seed in range(3)]
+    rows = [texts.join(tiny.prompt(seed, 6), 6 + 3 * seed, hints=Hints(prefixes)) for seed in range(3)]
     texts.finish()
     for row in rows:
-        said = row.sequence.tokens
-        assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
+        longer = torch.cat([row.sequence.tokens, tiny.prompt(9, 1)[0]])[None]
+        assert prefixes.cached_tokens(longer[0]) == row.sequence.length - 1
+        again = texts.join(longer, 12, hints=Hints(prefixes))
+        texts.finish()
+        assert texts.outputs[again] == plain(LLAMA, longer, 12)
 
 
 def test_prefix_of_a_request_that_failed_within_a_step_is_correct():

@@ -16,7 +16,7 @@ from support.cases import thinned
 from support.drafters import Garbage
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from support.on_device import moved
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 import token_recycling as tr
 from token_recycling.drafters._shared.neural import placed_copy
@@ -114,14 +114,17 @@ def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prom
         {"input_ids": ids},
         {"input_ids": ids, "repetition_penalty": 1.3, "eos_token_id": [3, 9]},
         {"input_ids": ids, "do_sample": True, "top_k": 20},
+        {"input_ids": ids, "do_sample": True, "top_k": 4, "eos_token_id": [*range(0, 64, 3)]},
+        {"input_ids": ids, "logits_processor": [RepetitionPenaltyLogitsProcessor(4.0, prompt_ignore_length=7)]},
         inputs,
         {**inputs, "return_dict_in_generate": True, "output_scores": True, "eos_token_id": [3, 9]},
     ]
-    wanted = [tiny.seeded(model.generate, **{**GREEDY, **way})[0] for way in ways]
+    wanted = [tiny.seeded(model.generate, **{**GREEDY, **way}) for way in ways]
     place(model)
     tr.accelerate(model, drafter)
-    for way, text in zip(ways, wanted, strict=True):
-        ours, _ = tiny.seeded(model.generate, **{**GREEDY, **moved(way, prompts)})
+    for way, (text, state) in zip(ways, wanted, strict=True):
+        ours, after = tiny.seeded(model.generate, **{**GREEDY, **moved(way, prompts)})
+        assert torch.equal(after, state)
         assert model.acceleration.fallback is None
         if not isinstance(text, torch.Tensor):
             ours, text = ours.sequences, text.sequences

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.architectures import model_of, named
 from support.cases import paired
 from support.releases import needs
 from support.slots import assert_same_slots
@@ -52,6 +54,24 @@ def test_scattered_accepted_slots_are_compacted(counting):
         counting, torch.tensor([[0]]), DynamicCache(config=counting.config), drafter=drafter, max_new_tokens=12
     )
     assert steps == 3
+
+
+def test_closed_stream_leaves_layers_of_transformers(model):
+    ids, cache = tiny.prompt(0, 9), DynamicCache(config=model.config)
+    kinds = [type(layer) for layer in cache.layers]
+    with contextlib.closing(tr.stream(model, ids, max_new_tokens=20, past_key_values=cache)) as steps:
+        text = torch.cat([ids, torch.tensor([next(steps).tokens])], dim=1)
+    assert [type(layer) for layer in cache.layers] == kinds
+    assert_same_slots(cache, rebuilt(model, text), atol=1e-5)
+
+
+def test_keys_and_values_read_between_steps_do_not_change():
+    """Sliding layers drop and move slots later."""
+    model, held = model_of(named("mistral", "window of 8")), []
+    cache, ids = DynamicCache(config=model.config), tiny.prompt(0, 12).repeat(1, 3)
+    for _ in tr.stream(model, ids, "recycling:tree=8", max_new_tokens=40, past_key_values=cache):
+        held += [(states, states.clone()) for layer in cache.layers for states in (layer.keys, layer.values)]
+    assert all(torch.equal(*pair) for pair in held)
 
 
 OPERATIONS = {

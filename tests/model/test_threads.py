@@ -14,6 +14,7 @@ from transformers.masking_utils import flash_attention_mask
 
 import token_recycling as tr
 from token_recycling.model.facts import facts_of
+from token_recycling.model.hidden import layer_states
 from token_recycling.model.prefill import prefill
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
@@ -86,6 +87,18 @@ def test_plain_forward_is_unaffected_by_a_tree_pass_of_another_thread(shared):
 
 
 # Implementations registered by others
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("numbers", [(2,), (0, 1)])
+def test_hidden_states_of_other_threads_are_not_recorded(numbers):
+    model = tiny.llama()
+    with layer_states(model, numbers) as states, ThreadPoolExecutor(1) as others:
+        others.submit(model, TEXT).result()
+        assert not states
+        model(TEXT[:, :4])
+        others.submit(model, TEXT).result()
+    assert [read.shape[1] for read in states] == [4]
 
 
 @pytest.fixture

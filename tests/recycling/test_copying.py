@@ -101,6 +101,9 @@ def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
     assert len(other.draft(np.array([*ASKED, FILE[7]]), 9)) == 1
     decoding.emit(*FILE[5:20], 900, *FILE[21:40], ends=True)
     assert decoding.recycler.predicted == 39
+    twice = Decoding(ASKED, FILE)  # with edits, then without
+    twice.emit(*(900 if place % 10 == 9 else token for place, token in enumerate(FILE)), *FILE, ends=True)
+    assert twice.recycler.predicted == len(FILE)
 
 
 @pytest.mark.parametrize("chains", [False, True])

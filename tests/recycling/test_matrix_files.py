@@ -205,6 +205,7 @@ DAMAGED = [
     (published, {"candidates": IDS[:, :3].contiguous()}, {}, "50x4"),
     (published, {"candidates": IDS + 50}, {}, "0 to 49"),
     (published, {"candidates": NUMBERS}, {}, "got -1"),
+    (published, {"candidates": IDS.masked_fill(IDS == 49, 50)}, {}, "to 50"),
     (published, {"candidates": torch.zeros(0, 4, dtype=torch.int32)}, {"vocab_size": "0"}, "0x4"),
     (published, {"candidates": torch.zeros(4, 50, dtype=torch.int32)}, {"vocab_size": "4", "k": "50"}, "vocabulary"),
     (published, {"more": torch.zeros(1)}, {}, ""),
@@ -223,7 +224,7 @@ DAMAGED = [
     (learned_matrix, {"calibration": lambda held: held * float("nan")}, {}, "calibration"),
     (learned_matrix, {"calibration": lambda held: held - 1}, {}, "calibration"),
     (learned_matrix, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
-    (learned_matrix, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
+    (learned_matrix, {"history": lambda held: held + 47}, {}, "got 46 to 50"),
     (learned_matrix, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
 ]
 
