@@ -73,6 +73,11 @@ def test_reasoning_effort_reaches_templates_that_read_it(server, model):
         wanted = completion(other, prompt="low: user: a\nassistant: ", temperature=0, max_tokens=24)
         assert answer.choices[0].message.content == wanted.choices[0].text
         assert answer.usage.prompt_tokens == wanted.usage.prompt_tokens
+        again = chat(
+            other, max_tokens=1, reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"},
+            messages=[{"role": "user", "content": "a"}],
+        )  # fmt: skip
+        assert again.usage.prompt_tokens == wanted.usage.prompt_tokens, "template variables take precedence"
 
 
 # Requests as agents send them
@@ -203,10 +208,14 @@ REQUIRED = (
 )
 
 
-@pytest.mark.parametrize(("sent", "stated"), [({}, (1, 1)), ({"temperature": 0}, (0, 1)), ({"top_p": 0.5}, (1, 0.5))])
+@pytest.mark.parametrize(
+    ("sent", "stated"),
+    [({}, (1, 1)), ({"temperature": 0}, (0, 1)), ({"top_p": 0.5}, (1, 0.5)), ({"top_p": 0.0}, (1, 0))],
+)
 def test_response_has_all_fields_that_open_responses_requires(server, model, monkeypatch, sent, stated):
     """Settings that the request omits have their effective values."""
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     answer = server.post("/v1/responses", {"input": "a", "max_output_tokens": 3, **sent}).json()
     assert {*REQUIRED.split()} <= answer.keys()
     assert ((answer["temperature"], answer["top_p"]), answer["service_tier"]) == (stated, "default")
+    assert answer["parallel_tool_calls"], "the default"

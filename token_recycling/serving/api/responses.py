@@ -338,7 +338,7 @@ def _echo(body: ResponsesRequest, config: GenerationConfig) -> dict[str, Any]:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "temperature": config.temperature or float(bool(config.do_sample)),
-        "top_p": config.top_p or 1.0,
+        "top_p": 1.0 if config.top_p is None else config.top_p,
         "presence_penalty": body.presence_penalty or 0,
         "frequency_penalty": body.frequency_penalty or 0,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
