@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from transformers import GenerationConfig
 
+import token_recycling as tr
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
 from token_recycling.serving.engine import Engine
+from token_recycling.serving.generation import Generation
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.output import Output, ScoredToken, StopTrimmer, whole
 from token_recycling.serving.prompt import check_template
@@ -97,6 +100,13 @@ def test_stop_trimmer_holds_back_no_more_than_needed():
     assert text.flush() == ""
 
 
+@pytest.mark.parametrize("stops", [["ab", "abc"], ["abc", "ab"]])
+def test_shorter_of_two_stop_strings_with_a_common_prefix_matches(stops):
+    for pieces in (["xabc"], [*"xabc"]):
+        text = StopTrimmer(stops, include=True)
+        assert ("".join(map(text.push, pieces)), text.matched) == ("xab", "ab")
+
+
 class Letters:
     """A tokenizer of letters with two special tokens."""
 
@@ -156,6 +166,18 @@ def test_prompt_scores_do_not_depend_on_chunks(monkeypatch):
         for row, token in zip(rows, scored[1:], strict=False):
             assert token.logprob == pytest.approx(float(row[token.token]), abs=1e-4)
             assert [one for one, _ in token.top] == row.topk(top).indices.tolist()
+
+
+def test_logprob_recorder_frees_the_distributions_of_scored_tokens():
+    """A distribution has the size of the vocabulary."""
+    model, config = tiny.llama(vocab_size=300), GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    wanted = Generation(tiny.prompt(0, 5), config, partial(Output, tiny.tokenizer(), config), logprobs=2)
+    for generate in (model.generate, partial(tr.generate, model)):
+        output = wanted.new_output()
+        arguments = wanted.arguments(tiny.tokenizer(), model.device, output, lambda deltas: None, lambda: None)
+        generate(**arguments)
+        (recorder,) = arguments["logits_processor"]
+        assert (output.tokens, len(recorder._rows)) == (6, 0)
 
 
 def test_missing_extra_is_named(monkeypatch):

@@ -157,7 +157,27 @@ def test_request_past_its_deadline_is_not_started():
     assert job.outcome is None
 
 
+def test_cancelled_job_ends_with_its_running_output():
+    """Its other output never begins."""
+    ended = []
+    job = Job(new_drafter=lambda: None, on_end=ended.append)
+    job.outputs = [None, None]
+    job.begin()
+    job.cancel()
+    assert not ended
+    job.finish(True)
+    assert ended == [job]
+
+
 # Steps and metrics
+
+
+def test_first_token_of_a_job_is_that_of_any_of_its_outputs():
+    job = Job()
+    job.count_first_token(3)
+    first = job.first_token_seconds
+    job.count_first_token(2)
+    assert (job.first_token_seconds, job.cached_tokens) == (first, 5)
 
 
 def test_steps_join_to_the_output(server):
@@ -167,6 +187,8 @@ def test_steps_join_to_the_output(server):
         assert (start[0], end[0]) == ("start", "end")
         assert "".join("".join(data["texts"]) for _, data in steps) + end[1]["text"] == whole
         assert [data["index"] for _, data in steps] == list(range(len(steps)))
+        seconds = [data["seconds"] for _, data in steps]
+        assert seconds == sorted(seconds), "they count from the end of the prefill"
         for _, data in steps:
             draft, path = data["draft"], data["path"]
             assert len(draft["parents"]) == len(draft["tokens"]) == len(draft["texts"])

@@ -71,6 +71,15 @@ def test_constrained_choices_equal_separate_requests(server, form):
     assert len(set(together)) > 1
 
 
+@pytest.mark.parametrize("more", [{"repetition_penalty": 1.8}, {"stop": ["e", "i"]}], ids=str)
+def test_choices_equal_single_choice_requests_with_penalties_and_stop_strings(server, more):
+    body = {"prompt": PROMPT, **SAMPLED, "max_tokens": 24, **more}
+    together = server.post("/v1/completions", {**body, "n": 3}).json()
+    alone = [server.post("/v1/completions", {**body, "seed": SAMPLED["seed"] + choice}).json() for choice in range(3)]
+    assert [one["text"] for one in together["choices"]] == [one["choices"][0]["text"] for one in alone]
+    assert together["usage"]["completion_tokens"] == sum(one["usage"]["completion_tokens"] for one in alone)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

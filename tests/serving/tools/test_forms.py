@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from support.functions import HELD
 from support.openai_answers import chat, completion
 from support.serving import keys, serving, wait_for
@@ -14,6 +15,8 @@ from support.serving import keys, serving, wait_for
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving.errors import CancelledError
+from token_recycling.serving.prompt import parts_constraint
+from token_recycling.serving.protocol import ChatRequest
 
 
 def test_slow_compilation_blocks_neither_free_text_nor_other_keys(model, tokenizer, monkeypatch):
@@ -86,6 +89,14 @@ def test_answers_satisfy_their_constraint(server, temperature):
         assert json.loads(placed.content)["at"] in ("here", "there")
     begun = completion(server, response_format=FORMS[0], **how).choices[0].text
     assert begun[0] == "{"
+
+
+@pytest.mark.parametrize("stated", [None, True, False])
+def test_parallel_calls_are_allowed_by_default(server, stated):
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "tool_choice": "required"}
+    body = ChatRequest.model_validate({**asked, "parallel_tool_calls": stated})
+    constraint = parts_constraint(server.engine.loaded, body, torch.tensor([[5]]))
+    assert constraint.form.definition.parallel == (stated is not False)
 
 
 def test_forced_call_uses_the_delimiters_of_the_model(server):

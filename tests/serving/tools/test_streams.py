@@ -95,6 +95,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "a well"}}</tool_call>'
         (f"{THOUGHT}Farewell, all", "Fare", "stop"),
         (CALL, None, "tool_calls"),
         (f"{THOUGHT}See:{CALL}{CALL}", "See:", "tool_calls"),
+        (f"{CALL}Farewell, all", "Fare", "tool_calls"),
     ],
 )
 def test_stop_strings_ignore_reasoning_and_calls(server, says, said, text, reason):
@@ -104,6 +105,10 @@ def test_stop_strings_ignore_reasoning_and_calls(server, says, said, text, reaso
     assert (choice.message.content, choice.finish_reason) == (text, reason)
     assert len(choice.message.tool_calls or ()) == said.count("</tool_call>")
     assert (choice.message.model_extra.get("reasoning_content") == "well") == (THOUGHT in said)
+    body = {"messages": [{"role": "user", "content": "a"}], "stop_sequences": ["well", "<end>"], "max_tokens": 250}
+    message = server.post("/v1/messages", {**body, "tools": [{"name": "look", "input_schema": {}}]}).json()
+    assert message["stop_reason"] == ("tool_use" if reason == "tool_calls" else "stop_sequence")
+    assert (message["stop_sequence"] is None) == (reason == "tool_calls")
 
 
 class Written:
