@@ -123,7 +123,7 @@ def chosen(session: nox.Session) -> tuple[str, ...]:
 
 @nox.session
 def ecosystem(session: nox.Session) -> None:
-    """peft, quantisers, grammars, clients and Gradio with an accelerated model."""
+    """peft, quantizers, grammars, clients and Gradio with an accelerated model."""
     wanted = ("--requirement", "tests/ecosystem/requirements.txt")
     session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]", *wanted)
     session.install("--quiet", "--no-deps", "instructor==1.17.0", "diskcache")  # instructor requires an older rich

@@ -81,7 +81,7 @@ class OnlineCurve:
         with self._learning:
             return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
 
-    def took(self, nodes: int, seconds: float) -> None:
+    def record_time(self, nodes: int, seconds: float) -> None:
         """Learn from a forward pass over `nodes` nodes of each sequence; any size beyond the largest counts as that."""
         with self._learning:
             self._observed.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))

@@ -5,7 +5,7 @@ from support import benching
 
 from token_recycling.bench.data import Question
 from token_recycling.bench.prompts import prompt
-from token_recycling.bench.session import what_does_not_fit
+from token_recycling.bench.session import notes_on_length
 
 
 def test_replay_uses_the_second_half_of_a_text(tmp_path):
@@ -20,7 +20,7 @@ def test_replay_uses_the_second_half_of_a_text(tmp_path):
 def test_question_longer_than_the_context_is_a_failure(tmp_path):
     where = benching.setup(max_new_tokens=24, config={"max_position_embeddings": 32})
     long = [Question("long/1", "long", benching.TEXTS[:1], "turns"), Question("long/2", "long", ("Hi",), "turns")]
-    assert what_does_not_fit(where, long) == [
+    assert notes_on_length(where, long) == [
         "1 of 2 questions are longer than the model's context of 32 tokens and count as failures"
     ]
     found = benching.run(where, benching.plan(["plain"], long, False), tmp_path)

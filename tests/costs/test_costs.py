@@ -43,11 +43,11 @@ def test_curve_follows_the_number_of_sequences():
 def test_costs_follow_measured_times():
     """Forward passes take twice the expected time, then the expected time; three nodes cost as much as two."""
     pacer = pacer_of(curves(), 2, 10)
-    pacer.took(2, 100.0)  # not counted: no draft is sized by cost yet
+    pacer.record_time(2, 100.0)  # not counted: no draft is sized by cost yet
     assert pacer.curve.relative.tolist() == [1, 2, 4]
     for factor in (2, 1):
         for nodes in (1, 2, 3, 4) * 100:  # a draft may have more nodes than the curve
-            pacer.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1])
+            pacer.record_time(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1])
         assert pacer.curve.seconds[0] == pytest.approx(1.5 * factor, rel=0.05)
         assert pacer.curve.relative == pytest.approx([1, 2, 2], rel=0.1)
 
@@ -56,7 +56,7 @@ def test_forward_pass_with_a_prompt_is_not_counted():
     pacer = pacer_of(curves(), 1, 10)
     before = pacer.curve.seconds.tolist()
     for _ in range(50):
-        pacer.took(3, 0.0)
+        pacer.record_time(3, 0.0)
     assert pacer.curve.seconds.tolist() == before
 
 
@@ -66,8 +66,8 @@ def test_length_buckets_have_separate_curves():
     assert pacer.time_of(6) == 6
     pacer.share([300])
     for _ in range(100):
-        pacer.took(1, 1.0)
-        pacer.took(6, 20.0)
+        pacer.record_time(1, 1.0)
+        pacer.record_time(6, 20.0)
     assert pacer.time_of(6) > 10
     assert pacer_of(known, 1, 256).time_of(6) == 6
     assert pacer_of(known, 1, 1000).time_of(6) == pacer.time_of(6)
@@ -77,5 +77,5 @@ def test_times_are_agreed_between_processes():
     pacer = Pacer(curves(), agreed=lambda seconds: 2 * seconds)
     assert pacer.curve.seconds[0] == 1.0
     for _ in range(50):
-        pacer.took(1, 1.0)
+        pacer.record_time(1, 1.0)
     assert pacer.curve.seconds[0] == pytest.approx(2.0, rel=0.1)

@@ -42,7 +42,7 @@ def relative_throughput(truth, curve, moment, steps=500):
         gains = (0.3 + 0.7 * sure) * (0.75 + 0.2 * sure) ** N[:-1]
         expected = 1 + np.append(0, gains.cumsum())
         ours, best = (best_size(gains, times)[0] for times in (curve.relative, truth))
-        curve.took(ours + 1, TICK * truth[ours] * moment(step, chance))
+        curve.record_time(ours + 1, TICK * truth[ours] * moment(step, chance))
         if step >= 100:
             got += [[expected[size], truth[size]] for size in (ours, best)]
     (tokens, time), (most, least) = got
@@ -65,7 +65,7 @@ def test_curve_converges_to_that_of_the_machine(machine):
     for seed in SEEDS.values():
         curve = OnlineCurve(TICK * seed(truth))
         for nodes in chance.integers(1, 65, 1500):
-            curve.took(int(nodes), 3 * TICK * truth[nodes - 1] * np.exp(0.1 * chance.standard_normal()))
+            curve.record_time(int(nodes), 3 * TICK * truth[nodes - 1] * np.exp(0.1 * chance.standard_normal()))
         assert curve.relative == pytest.approx(truth / truth[0], rel=0.15)
         assert curve.seconds == pytest.approx(3 * TICK * truth, rel=0.25)
 
@@ -74,7 +74,7 @@ def test_curve_converges_to_that_of_the_machine(machine):
 def test_curve_is_monotonic(told, sizes):
     curve = OnlineCurve(np.linspace(1, 3, sizes))
     for nodes, seconds in told:
-        curve.took(nodes, seconds)
+        curve.record_time(nodes, seconds)
     assert len(curve.relative) == sizes
     assert curve.relative[0] == 1
     assert (np.diff(curve.relative) >= 0).all()

@@ -88,9 +88,9 @@ def clock(monkeypatch):
     """Record readings of the drafting clock, which advances by a twentieth of a forward pass each time: before and
     after drafting, unless it is disabled, and after learning.
     """
-    looks = []
-    monkeypatch.setattr(request, "now", lambda: (looks.append(1), len(looks) / 20)[1])
-    return looks
+    line_styles = []
+    monkeypatch.setattr(request, "now", lambda: (line_styles.append(1), len(line_styles) / 20)[1])
+    return line_styles
 
 
 @pytest.mark.measured

@@ -86,8 +86,10 @@ def test_forward_passes_are_timed_by_default(llama, monkeypatch):
     monkeypatch.setattr(type(llama), "__call__", working)
     monkeypatch.setattr(time, "perf_counter", reading)
     monkeypatch.setattr(engine.compiling, "seconds", 0.0)
-    draft, taken, took = TokenRecycling(memory=0.1, history=4096), [], engine.StepCosts.took
-    monkeypatch.setattr(engine.StepCosts, "took", lambda costs, *step: taken.append(step) or took(costs, *step))
+    draft, taken, record_time = TokenRecycling(memory=0.1, history=4096), [], engine.StepCosts.record_time
+    monkeypatch.setattr(
+        engine.StepCosts, "record_time", lambda costs, *step: taken.append(step) or record_time(costs, *step)
+    )
     for _ in range(3):
         for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
             clock[0] += 1000
@@ -205,7 +207,7 @@ WRONG = {
     "too many tokens": (lambda llama, patch: run(llama, None, num_draft_tokens=32), "got 32"),
     "embeddings": (lambda llama, patch: run(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32))), "embeddings"),
     "no tokens": (lambda llama, patch: run(llama, None, max_tokens=0), "non-zero"),
-    "unknown argument": (lambda llama, patch: run(llama, None, colour="red"), "colour"),
+    "unknown argument": (lambda llama, patch: run(llama, None, color="red"), "color"),
     "unknown option": (lambda llama, patch: TokenRecycling(depth=3), "'depth'"),
     "another model": (another_model, "another model"),
     "two processes": (two_processes, "2 processes"),

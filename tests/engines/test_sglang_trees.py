@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_recycling.engines.engine import EngineOptions, Replica
-from token_recycling.engines.sglang import Trees, settle_arguments
+from token_recycling.engines.sglang import Trees, prepare_server_args
 
 VOCABULARY, NODES = 12, 8
 
@@ -158,11 +158,11 @@ def server_arguments(**given_arguments):
 
 def test_arguments_are_set_as_ngram_requires():
     settled = server_arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
-    settle_arguments(settled)
+    prepare_server_args(settled)
     assert (settled.speculative_num_draft_tokens, settled.speculative_eagle_topk) == (24, 23)
     assert settled.enable_mixed_chunk is False
     plain = server_arguments()
-    settle_arguments(plain)
+    prepare_server_args(plain)
     assert (plain.speculative_num_draft_tokens, plain.max_running_requests) == (16, 48)
 
 
@@ -182,4 +182,4 @@ def test_invalid_arguments_are_refused_at_start(given, message, monkeypatch):
     if isinstance(given, str):
         monkeypatch.setenv("TOKEN_RECYCLING", given)
     with pytest.raises(ValueError, match=message):
-        settle_arguments(server_arguments(**({} if isinstance(given, str) else given)))
+        prepare_server_args(server_arguments(**({} if isinstance(given, str) else given)))

@@ -175,7 +175,7 @@ def test_only_steps_without_prompt_tokens_are_timed(llm, monkeypatch):
     from token_recycling.engines.engine import StepCosts
 
     told, costs = [], StepCosts(np.ones(64), learns=False)
-    monkeypatch.setattr(costs, "took", lambda tokens, seconds: told.append(tokens))
+    monkeypatch.setattr(costs, "record_time", lambda tokens, seconds: told.append(tokens))
     monkeypatch.setattr(runner_of(llm).drafter, "costs", costs)
     before = counts(llm)["draft_tokens"]
     (text,) = say(llm, prompts(1, 100, 100), greedy(40))

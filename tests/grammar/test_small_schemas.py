@@ -320,8 +320,8 @@ def test_all_short_numbers_within_limits_are_admitted(limits, more):
     """For example 0.9 below an `exclusiveMaximum` of 1, and 0.7 below 0.75."""
     schema = {"type": "number", **limits, **more}
     validator = jsonschema.Draft202012Validator(schema)
-    borders = {round(limit) for limit in (*limits.values(), 0, 1)}
-    numbers = {border + Decimal(step) / 100 for border in borders for step in range(-150, 151)}
+    thresholds = {round(limit) for limit in (*limits.values(), 0, 1)}
+    numbers = {threshold + Decimal(step) / 100 for threshold in thresholds for step in range(-150, 151)}
     texts = [format(number.normalize() + 0, "f") for number in numbers]
     valid = {text for text in texts if validator.is_valid(json.loads(text))}
     try:

@@ -167,11 +167,11 @@ def test_static_cache_beyond_index_topk_falls_back():
     skip_before(*SPARSE_STATIC)
     case = named("deepseek_v32")
     model, ids = tr.accelerate(model_of(case)), tiny.prompt(0, 5, VOCABULARY)
-    border = model.config.index_topk
-    for new, reason in ((border - 4, None), (border - 3, f"up to {border} tokens, got {border + 2}")):
-        held = StaticCache(config=model.config, max_cache_len=2 * border)
+    threshold = model.config.index_topk
+    for new, reason in ((threshold - 4, None), (threshold - 3, f"up to {threshold} tokens, got {threshold + 2}")):
+        held = StaticCache(config=model.config, max_cache_len=2 * threshold)
         ours = model.generate(ids, past_key_values=held, max_new_tokens=new, do_sample=False)
-        held = StaticCache(config=model.config, max_cache_len=2 * border)
+        held = StaticCache(config=model.config, max_cache_len=2 * threshold)
         wanted = model_of(case).generate(ids, past_key_values=held, max_new_tokens=new, do_sample=False)
         assert torch.equal(ours, wanted)
         found = model.acceleration.fallback

@@ -53,7 +53,7 @@ def test_drafts_depend_on_earlier_calls_without_reproducible(model):
 
 
 def test_pass_times_are_neither_measured_nor_saved(model, monkeypatch):
-    monkeypatch.setattr(OnlineCurve, "took", lambda *_: pytest.fail("a pass was measured"))
+    monkeypatch.setattr(OnlineCurve, "record_time", lambda *_: pytest.fail("a pass was measured"))
     monkeypatch.setattr(Overhead, "count", lambda *_: pytest.fail("drafting was measured"))
     written = []
     monkeypatch.setattr("token_recycling.model.pass_times.write_facts", lambda path, found: written.append(path))

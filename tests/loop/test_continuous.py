@@ -36,7 +36,7 @@ LLAMA = tiny.llama(seed=3, vocab_size=architectures.VOCABULARY)
 SHARED = tr.make_drafter("recycling")
 KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "greedy": ({}, []),
-    "penalised": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
+    "penalize": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
     "sampled": ({"do_sample": True, "temperature": 0.8, "top_k": 0}, [TemperatureLogitsWarper(0.8)]),
 }
 

@@ -82,10 +82,10 @@ def test_warning_is_logged_once_per_model(model, caplog):
     """A training step does not repeat it."""
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         for _ in range(2):
-            facts_of(model).say_once("one")
-            facts_of(model).say_once("two")
+            facts_of(model).warn_once("one")
+            facts_of(model).warn_once("two")
             train(model)
-        facts_of(tiny.llama()).say_once("one")
+        facts_of(tiny.llama()).warn_once("one")
     assert [record.getMessage() for record in caplog.records] == ["one", "two", "one"]
 
 

@@ -40,7 +40,7 @@ def learned_times(target, shape=STEEP, steps=200):
     times = initial_times(target)
     for step in range(steps):
         nodes = step % len(shape) + 1
-        times.curve(1, 10).took(nodes, 0.01 * shape[nodes - 1])
+        times.curve(1, 10).record_time(nodes, 0.01 * shape[nodes - 1])
     return times
 
 
@@ -79,7 +79,7 @@ def test_times_are_saved_while_another_thread_adds_curves(target):
     def add_curves():
         for sequences in range(1, 40):
             for length in (10, 1000, 4000, 16_000, 64_000):
-                times.curve(sequences, length).took(1, 0.01)
+                times.curve(sequences, length).record_time(1, 0.01)
 
     with ThreadPoolExecutor(1) as pool:
         adding = pool.submit(add_curves)

@@ -132,7 +132,7 @@ def test_recurrent_states_count_towards_the_limit(case):
 
 def test_prefixes_are_not_reused_beyond_a_length_threshold():
     """Beyond it, the model computes other states for the same prefix."""
-    target = ready(model_of(named("phi3", "longrope, border at 32")))
+    target = ready(model_of(named("phi3", "longrope, threshold at 32")))
     kept, text = PrefixCache(target, 10**8), torch.arange(40)
     kept.keep(text[:20], read(target, text[:20]), "")
     assert [kept.take(text[:length], "")[1] for length in (21, 31, 32, 33, 40)] == [20, 20, 20, 0, 0]

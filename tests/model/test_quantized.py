@@ -48,7 +48,7 @@ def test_activations_with_a_shared_scale_are_refused_without_a_self_test():
 def test_float16_packed_weights_are_accelerated():
     model = packed(torch.float16)
     assert Target(model).vocab_size == 64
-    assert "LlamaForCausalLM (quantised) is not among those tested: a self-test decides" in tr.check(model).notes
+    assert "LlamaForCausalLM (quantized) is not among those tested: a self-test decides" in tr.check(model).notes
     assert_exact(model)
 
 

@@ -169,11 +169,11 @@ def fact(model, key, make):
 
 
 def test_concurrent_threads_compute_a_fact_once(model):
-    begun, go_on, made = threading.Event(), threading.Event(), []
+    begun, continue_copies, made = threading.Event(), threading.Event(), []
 
     def make():
         begun.set()
-        assert go_on.wait(20)
+        assert continue_copies.wait(20)
         made.append(fact(model, "a part", lambda: 1))
         return len(made)
 
@@ -181,14 +181,14 @@ def test_concurrent_threads_compute_a_fact_once(model):
         results = [pool.submit(fact, model, "whole", make) for _ in range(3)]
         assert begun.wait(20)
         assert pool.submit(fact, tiny.llama(), "whole", lambda: 7).result(20) == 7, "another model does not wait"
-        go_on.set()
+        continue_copies.set()
         assert [result.result(20) for result in results] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("case", chosen(BORDERS))
 def test_runs_take_turns_where_passes_change_the_model(case):
     target = Target(model_of(case))
-    entered, border = threading.Event(), target.info.border
+    entered, threshold = threading.Event(), target.info.length_threshold
 
     def enter():
         with Target(target.model).turns()():
@@ -197,6 +197,6 @@ def test_runs_take_turns_where_passes_change_the_model(case):
     with ThreadPoolExecutor(1) as pool:
         with target.turns()(), target.turns()():
             waiting = pool.submit(enter)
-            assert entered.wait(0.1 if border.changes_model else 20) != border.changes_model
+            assert entered.wait(0.1 if threshold.changes_model else 20) != threshold.changes_model
         waiting.result(20)
     assert entered.is_set()

@@ -162,11 +162,11 @@ _REFUSED = """
 def page(of: Callable[[Case, str], Result] = measured) -> str:
     """Return docs/architectures.md from the results of all cases with all attention implementations."""
     results = {str(case): [of(case, name) for name in attentions(case)] for case in ALL}
-    borders: dict[str, list[str]] = {}
+    thresholds: dict[str, list[str]] = {}
     for case in ALL:
         found = results[str(case)][0].support
-        if found.border is not None:
-            borders.setdefault(found.notes[0], []).append(case.family)
+        if found.length_threshold is not None:
+            thresholds.setdefault(found.notes[0], []).append(case.family)
     refusals = [*RECURRENT_REFUSED, *FURTHER_REFUSED]
     refused: dict[str, list[str]] = {}
     for case in refusals:
@@ -186,7 +186,7 @@ def page(of: Callable[[Case, str], Result] = measured) -> str:
             _FURTHER,
             _table(FURTHER, results),
             _NOTES,
-            *(f"- {', '.join(families)}: {note}\n" for note, families in borders.items()),
+            *(f"- {', '.join(families)}: {note}\n" for note, families in thresholds.items()),
             _REFUSED,
             *(f"| {', '.join(families)} | {reason} |\n" for reason, families in refused.items()),
             "\nWithout a model here:\n\n",

@@ -146,9 +146,11 @@ BORDERS = [
             "no_rope_layers": [1, 1, 1, 0],
         },
     ),
-    Case("phi3", "longrope, border at 32", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    Case("phi3", "longrope, threshold at 32", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     Case(
-        "phimoe", "longrope, border at 32", {"rope_parameters": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.2}}
+        "phimoe",
+        "longrope, threshold at 32",
+        {"rope_parameters": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.2}},
     ),
     Case("llama", "dynamic rotary scaling from 32", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
     Case(
@@ -160,7 +162,7 @@ BORDERS = [
 SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *SLOTS, *BORDERS]
 EVERY_RUN = {
     *("llama", "gpt2", "gemma3_text window of 8", "bloom", "llama4_text chunks of 8, temperature step at 16"),
-    *("gemma3n_text window of 8, shared keys and values", "phi3 longrope, border at 32"),
+    *("gemma3n_text window of 8, shared keys and values", "phi3 longrope, threshold at 32"),
     *("deepseek_v32 48 keys a query", "qwen3_5_text", "bamba"),
 }
 """One case for each kind of mask and state; `nox -s architectures` tests all others too."""

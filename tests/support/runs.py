@@ -76,7 +76,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Se
     """Fix the cost of forward passes at every length: times of some sizes, linearly interpolated."""
     times = np.interp(np.arange(1, sizes[-1] + 1), sizes, seconds)
     monkeypatch.setattr(PassTimes, "curve", lambda known, texts, length: OnlineCurve(shared_by(texts, times)))
-    monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
+    monkeypatch.setattr(OnlineCurve, "record_time", lambda *_: None)
 
 
 def freeze_overhead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ _OF_ITS_BASES = frozenset({"__dict__", "__weakref__"})
 """Attributes that Python sets on a class according to its bases."""
 
 
-def made_again(cls: type, bases: tuple[type, ...]) -> type:
+def recreated_class(cls: type, bases: tuple[type, ...]) -> type:
     """Return a copy of a class with all its own attributes, derived from `bases`."""
     metaclass: Any = type(cls)
     own = CellType()

@@ -37,7 +37,7 @@ def synchronize(device: torch.device) -> None:
             torch.accelerator.synchronize(device)
 
 
-def lasting(function: F) -> F:
+def outside_inference_mode(function: F) -> F:
     """Create a function's tensors outside inference mode, so that they can be written in place later, in inference mode
     or outside: one call may be within it and the next not.
     """

@@ -69,13 +69,13 @@ def tree(parents: Sequence[int], labels: Sequence[str], accepted: Sequence[int] 
         node = waiting.pop()
         waiting += sorted(children[node], key=lambda child: (child not in path, child), reverse=True)
         tops[node], leaves = leaves * _ROW + 3, leaves + (not children[node])
-        colour = GREY if node not in path else AMBER if own is not None and node == path[-1] else GREEN
+        color = GREY if node not in path else AMBER if own is not None and node == path[-1] else GREEN
         if node:
             above = parents[node]
             drawn.append(
-                _branch(left[depths[above]] + widths[above], left[depths[node]], tops[above], tops[node], colour)
+                _branch(left[depths[above]] + widths[above], left[depths[node]], tops[above], tops[node], color)
             )
-        drawn.append(_box(left[depths[node]], tops[node], widths[node], labels[node], colour))
+        drawn.append(_box(left[depths[node]], tops[node], widths[node], labels[node], color))
     width, height = left[-1] - _GAP + 1, leaves * _ROW + 2
     return Html(
         f'<div style="overflow:auto;max-height:32em"><svg width="{width:.0f}" height="{height}" role="img" '
@@ -84,21 +84,21 @@ def tree(parents: Sequence[int], labels: Sequence[str], accepted: Sequence[int] 
     )
 
 
-def _branch(start: float, end: float, above: int, below: int, colour: str) -> str:
+def _branch(start: float, end: float, above: int, below: int, color: str) -> str:
     """Draw a line from the right side of a node to the left side of its child; it bends in the gap before the child."""
     bend = end - _GAP
     return (
         f'<path d="M{start:.0f} {above + 11}H{bend:.0f}C{bend + _GAP / 2:.0f} {above + 11} {bend + _GAP / 2:.0f} '
-        f'{below + 11} {end:.0f} {below + 11}" fill="none" stroke="rgb({colour})" '
-        f'stroke-width="{1 if colour == GREY else 2}"/>'
+        f'{below + 11} {end:.0f} {below + 11}" fill="none" stroke="rgb({color})" '
+        f'stroke-width="{1 if color == GREY else 2}"/>'
     )
 
 
-def _box(x: float, y: int, width: float, label: str, colour: str) -> str:
-    dashed = ' stroke-dasharray="4 3"' if colour == AMBER else ""
+def _box(x: float, y: int, width: float, label: str, color: str) -> str:
+    dashed = ' stroke-dasharray="4 3"' if color == AMBER else ""
     return (
-        f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="22" rx="5" fill="rgba({colour},.16)" '
-        f'stroke="rgb({colour})"{dashed}/><text x="{x + 8:.0f}" y="{y + 15.5}" xml:space="preserve">'
+        f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="22" rx="5" fill="rgba({color},.16)" '
+        f'stroke="rgb({color})"{dashed}/><text x="{x + 8:.0f}" y="{y + 15.5}" xml:space="preserve">'
         f"{escape(label)}</text>"
     )
 
@@ -141,15 +141,15 @@ def mat_over_time(**runs: Sequence[Sequence[int]]) -> Html:
         line = f'<path d="M30 {y}H{width - 10}" stroke="rgba({GREY},.3)"/>'
         drawn.append(f'{line}<text x="22" y="{y}" dy="4" text-anchor="end">{level}</text>')
     names = []
-    for name, colour in zip(counts, itertools.cycle((GREEN, AMBER, BLUE)), strict=False):
+    for name, color in zip(counts, itertools.cycle((GREEN, AMBER, BLUE)), strict=False):
         dots = "".join(f"M{at(*dot)}h0" for dot in zip(so_far[name], counts[name], strict=True))
         line = "L".join(at(*point) for point in zip(so_far[name], means[name], strict=True))
         drawn.append(
-            f'<path d="{dots}" stroke="rgba({colour},.45)" stroke-width="5" stroke-linecap="round"/>'
-            f'<path d="M{line or at(0, 0)}" fill="none" stroke="rgb({colour})" stroke-width="2"/>'
+            f'<path d="{dots}" stroke="rgba({color},.45)" stroke-width="5" stroke-linecap="round"/>'
+            f'<path d="M{line or at(0, 0)}" fill="none" stroke="rgb({color})" stroke-width="2"/>'
         )
         mat = f"{means[name][-1]:.2f}" if means[name] else "none"
-        names.append(f'<b style="color:rgb({colour})">●</b> {escape(name)}: MAT {mat}')
+        names.append(f'<b style="color:rgb({color})">●</b> {escape(name)}: MAT {mat}')
     drawn.append(f'<text x="30" y="{height - 4}">tokens</text>')
     drawn.append(f'<text x="{width - 10}" y="{height - 4}" text-anchor="end">{longest:,}</text>')
     return Html(

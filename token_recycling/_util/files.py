@@ -37,7 +37,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     The new file has the permissions of the old file, or the default ones. For a symbolic link the target is replaced.
     """
     path = Path(os.path.realpath(path))
-    with _writing_beside(path) as folder:
+    with _staging_folder(path) as folder:
         temporary = folder / "whole"
         temporary.touch()
         # The umask is shared by all threads and can only be read by changing it: read it from a new file.
@@ -53,7 +53,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces the folder `path` at the end of the block. After an error nothing has
     changed. Missing folders are created.
     """
-    with _writing_beside(path) as folder:
+    with _staging_folder(path) as folder:
         temporary = folder / "whole"
         temporary.mkdir()
         yield temporary
@@ -65,7 +65,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Wait until no other process or thread is in such a block with the same `path`, a file only used for locking;
     without file locks it does not wait.
     """
@@ -80,7 +80,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writing_beside(path: Path) -> Iterator[Path]:
+def _staging_folder(path: Path) -> Iterator[Path]:
     """Yield a hidden folder in the parent of `path`, locked until it is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(path.parent)

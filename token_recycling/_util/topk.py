@@ -202,7 +202,7 @@ def _top(logits: np.ndarray, rows: np.ndarray, ids: np.ndarray, probabilities: n
     peaks, highest, best = work.peaks, work.highest, work.best
     for node in range(len(rows)):
         row = rows[node]
-        normaliser = _survey(logits, row, work)
+        normalizer = _survey(logits, row, work)
         for place in range(k):
             highest[place], best[place], ids[node, place] = -np.inf, -np.inf, 0
         for group in range(groups):
@@ -215,4 +215,4 @@ def _top(logits: np.ndarray, rows: np.ndarray, ids: np.ndarray, probabilities: n
                 if logits[row, token] > best[k - 1]:
                     _insert(best, ids, node, logits[row, token], token)
         for place in range(k):
-            probabilities[node, place] = np.exp(best[place] - normaliser)
+            probabilities[node, place] = np.exp(best[place] - normalizer)

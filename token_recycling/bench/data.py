@@ -208,7 +208,7 @@ def _read(name: str, path: Path, form: Form) -> list[Question]:
     empty = next((question for question in questions if not all(turn.strip() for turn in question.turns)), None)
     if empty is not None:
         raise ValueError(f"every turn must have text, got an empty one ({empty.name})")
-    return _categorised(name, questions)
+    return _categorized(name, questions)
 
 
 def _text(path: Path) -> str:
@@ -269,7 +269,7 @@ def _references(fields: dict[str, Any], turns: int) -> list[str]:
     return references
 
 
-def _categorised(name: str, questions: list[Question]) -> list[Question]:
+def _categorized(name: str, questions: list[Question]) -> list[Question]:
     """Merge MT-bench's categories into one, and name a single category after the set."""
     categories = {question.category for question in questions}
     if len(categories) == 1:

@@ -309,7 +309,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         position = len(context.tokens) - 1
         return self._agreeing[position] if position < len(self._agreeing) else 0
 
-    def drafts_in_words(self, rules: Rules) -> str:
+    def draft_description(self, rules: Rules) -> str:
         return "as many tokens as will be accepted"
 
 

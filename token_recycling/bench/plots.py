@@ -52,11 +52,11 @@ styled = matplotlib.rc_context(_STYLE)
 class Look(NamedTuple):
     """Color and marker of a method."""
 
-    colour: str
+    color: str
     marker: str
 
 
-def looks(methods: Iterable[str]) -> dict[str, Look]:
+def line_styles(methods: Iterable[str]) -> dict[str, Look]:
     """Return a look for every method, in order: gray for the baselines; beyond the palette, colors repeat with other
     markers.
     """
@@ -108,7 +108,7 @@ def speedups(comparison: Comparison, every: Iterable[str]) -> Plot | None:
     """Draw a dot for each method and category, with a line over the middle half of the prompts, fastest first. `every`
     lists all methods of the report, which determine the colors. Returns None if there are no speedups.
     """
-    look_of, baseline = looks(every), comparison.baseline
+    look_of, baseline = line_styles(every), comparison.baseline
     shown = comparison.figures["speedup"].dropna().drop(index=baseline or [])
     shown = shown.sort_values(ascending=False, kind="stable").index
     if shown.empty or baseline is None:
@@ -123,9 +123,9 @@ def speedups(comparison: Comparison, every: Iterable[str]) -> Plot | None:
     for row, figures in enumerate(rows.values()):
         for index, (method, line) in enumerate(figures.reindex(shown).iterrows()):
             height, look = row - 0.4 + 0.8 * (index + 0.5) / len(shown), look_of[str(method)]
-            axes.plot([line["lower"], line["upper"]], [height, height], color=look.colour, linewidth=1)
+            axes.plot([line["lower"], line["upper"]], [height, height], color=look.color, linewidth=1)
             label = f"{comparison.labels[str(method)]}: {line['speedup']:.2f}" if row == 0 else None
-            axes.plot(line["speedup"], height, look.marker, color=look.colour, markersize=5, label=label)
+            axes.plot(line["speedup"], height, look.marker, color=look.color, markersize=5, label=label)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set(ylim=(len(rows) - 0.45, -0.55), xlabel=f"speedup over {comparison.labels[baseline]}")
     axes.grid(False, axis="y")

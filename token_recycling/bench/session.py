@@ -92,7 +92,7 @@ class Session:
             self.notes.append("prompts go through the tokenizer's chat template; --raw passes them unchanged")
         if own := without_own_choices(loaded.model):
             self.notes.append(f"ignored settings of the model's own generation configuration: {', '.join(own)}")
-        self.notes += [*benchmark.notes, *what_does_not_fit(config, questions)]
+        self.notes += [*benchmark.notes, *notes_on_length(config, questions)]
         where = environment(loaded.model, self._model)
         if self._fresh:
             delete_rows(self.folder)
@@ -118,7 +118,7 @@ def without_own_choices(model: PreTrainedModel) -> list[str]:
     return [f"{name}={value}" for name, value in sorted(own.items()) if name not in _NO_CHOICES]
 
 
-def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
+def notes_on_length(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
     """Return notes on questions that will fail because their first turn is too long, and on texts that are cut."""
     if config.context is None:
         return []

@@ -30,7 +30,7 @@ from ..bench.store import Row
 from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.loading import Loaded
-from .console import SEPARATOR, by_step, has_colours, say
+from .console import SEPARATOR, by_step, has_colors, say
 
 LOOKUP, ACCELERATED = "prompt_lookup", "accelerated"
 METHODS = {BASELINE: BASELINE, LOOKUP: "prompt_lookup_hf:n=10"}
@@ -205,7 +205,7 @@ def bfloat16_speedup(bfloat16: Comparison, compared: Sequence[ComparedPrompt]) -
 
 def print_legend(console: Console, drafter: str) -> None:
     """Print how to read the outputs that follow."""
-    steps = "share a tint" if has_colours(console) else f"follow a {SEPARATOR}"
+    steps = "share a tint" if has_colors(console) else f"follow a {SEPARATOR}"
     say(console, f"> a prompt; its output is below. Tokens of one step {steps} ({drafter})\n", "dim")
 
 
@@ -214,9 +214,9 @@ def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces:
     console.rule(Text(f"{place}: {compared.name}"), align="left", characters="─", style="dim")
     for line in _tail(compared.prompt).split("\n"):
         say(console, f"> {line}", "dim")
-    colours = has_colours(console)
+    colors = has_colors(console)
     say(console, "\noutput:", "dim")
-    console.print(Text.assemble("" if colours else SEPARATOR, by_step(pieces, colours)), soft_wrap=True)
+    console.print(Text.assemble("" if colors else SEPARATOR, by_step(pieces, colors)), soft_wrap=True)
     console.print()
     if (divergence := compared.rows[ACCELERATED]["divergence"]) is not None:
         margin = "" if divergence["margin"] is None else f"; their logits differ by {divergence['margin']:.3g}"

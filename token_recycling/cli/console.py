@@ -169,13 +169,13 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     console.print(table)
 
 
-def has_colours(console: Console) -> bool:
+def has_colors(console: Console) -> bool:
     """Return whether tints are visible."""
     return console.color_system is not None and not console.no_color
 
 
-def by_step(pieces: Sequence[str], colours: bool) -> Text:
+def by_step(pieces: Sequence[str], colors: bool) -> Text:
     """Return text with visible steps: alternating tints, or a thin separator between steps."""
-    if not colours:
+    if not colors:
         return Text(SEPARATOR.join(pieces))
     return Text.assemble(*((piece, TINTS[step % len(TINTS)]) for step, piece in enumerate(pieces)))

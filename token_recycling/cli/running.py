@@ -28,7 +28,7 @@ def note_template() -> None:
 
 def drafter_and_model(drafter: str, model: ModelOptions, reproducible: bool = False) -> tuple[Drafter, loading.Loaded]:
     """Create the drafter and load the model; quick checks come first."""
-    with loading_shown(model.model):
+    with loading_progress(model.model):
         from ..drafters._registry import make_drafter
 
         new_drafter = make_drafter(drafter, reproducible=reproducible)
@@ -52,14 +52,14 @@ def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
 
 
 @contextlib.contextmanager
-def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
+def loading_progress(*models: str, weights: bool = True) -> Iterator[None]:
     """Show progress while models are loaded or unpacked; transformers' own progress bars are disabled."""
     new = loading.to_unpack(*models)
     if new and weights:
         into = gguf_files.unpacked_in()
         console.note(f"unpacking {' and '.join(new)} into {into}, in float32; later starts reuse the copy")
     with console.working(f"{'unpacking and ' if new and weights else ''}loading {' and '.join(models)}"):
-        loading.quieten()
+        loading.silence_transformers()
         yield
 
 

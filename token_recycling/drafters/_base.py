@@ -58,7 +58,7 @@ class DrafterTraits:
     """Whether drafts of an untrained `fork` depend only on its sequence and the budget: on no clock and no other
     sequence.
     """
-    begins_anew: bool = False
+    isolates_requests: bool = False
     """Whether every output must depend on its request alone: costs are fixed, nothing cached from other sequences is
     used, and the prompt is read in the same way whether or not the first token is streamed.
     """

@@ -31,7 +31,7 @@ class Reproducible(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return replace(self.base.traits, begins_anew=True)
+        return replace(self.base.traits, isolates_requests=True)
 
     def warm_up(self, device: torch.device) -> None:
         self.base.warm_up(device)

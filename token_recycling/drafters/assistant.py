@@ -19,11 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
 from ..model.info import UnsupportedModelError
-from ..model.loading import tokenizer_beside
+from ..model.loading import saved_tokenizer
 from ..model.target import Target
 from ._shared.draft_models import CausalDrafter
 from ._shared.neural import PerTarget
-from ._shared.pairing import DraftModelOption, config_of, drafting_beside
+from ._shared.pairing import DraftModelOption, config_of, drafting_model_for
 from ._shared.reader import Reader
 
 
@@ -131,7 +131,7 @@ class Assistant(DraftModelOption, CausalDrafter):
 
     def place(self, target: Target) -> Target:
         _check_own_keys(self.model)
-        draft = drafting_beside(self.model, target)
+        draft = drafting_model_for(self.model, target)
         self._translation(target, draft)
         return draft
 
@@ -140,8 +140,8 @@ class Assistant(DraftModelOption, CausalDrafter):
         return self._translations.of(target, lambda: self._new_translation(target, draft))
 
     def _new_translation(self, target: Target, draft: Target) -> Translation:
-        theirs = self.tokenizer or tokenizer_beside(target.model)
-        ours = self.assistant_tokenizer or tokenizer_beside(draft.model)
+        theirs = self.tokenizer or saved_tokenizer(target.model)
+        ours = self.assistant_tokenizer or saved_tokenizer(draft.model)
         for whose, tokenizer, option in (
             ("target's", theirs, "tokenizer"),
             ("assistant's", ours, "assistant_tokenizer"),

@@ -95,7 +95,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         return self.model if isinstance(self.model, str) else type(self.model).__name__
 
     def describe(self) -> str:
-        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {self.tree_in_words()}"
+        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {self.tree_description()}"
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:

@@ -97,7 +97,7 @@ class LayerSkip(CausalDrafter):
         assert self._skipped is not None
         return cost_without(target.model, self._skipped)
 
-    def model_in_words(self) -> str:
+    def model_description(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
         expected = f" (expected speedup {self._expected:.2f})" if self._expected is not None else ""
         return f"the target without layers {listed}{expected}"
@@ -144,8 +144,8 @@ class _Skipped(torch.nn.Module):
 
 def why_not(target: Target) -> str | None:
     """Return why no layers of a model can be skipped, or None."""
-    model, config, border = target.model, target.config, target.info.border
-    if border is not None and border.changes_model:
+    model, config, threshold = target.model, target.config, target.info.length_threshold
+    if threshold is not None and threshold.changes_model:
         return f"{type(model).__name__} changes its rotary positions between forward passes"
     if target.info.recurrent:
         return f"{type(model).__name__} has recurrent layers"

@@ -85,7 +85,7 @@ class LookaheadSequence(SequenceDrafter):
             self._learned = max(self._learned, len(context.tokens) - size + 1)
         root = int(context.root)
         grown = DraftBuilder(root)
-        self._window.plant(grown, self.pool.guesses(root))
+        self._window.add_guesses(grown, self.pool.guesses(root))
         self._draft = replace(grown.draft(), needed=frozenset(self._window.newest))
         return self._draft
 
@@ -149,7 +149,7 @@ class Window:
         self.newest: list[int] = []
         """Nodes of the newest level, by column."""
 
-    def plant(self, draft: DraftBuilder, guesses: Sequence[Ngram]) -> None:
+    def add_guesses(self, draft: DraftBuilder, guesses: Sequence[Ngram]) -> None:
         """Add all guesses, those of the pool first, as children of their predecessors."""
         self.levels[0][0] = draft.tokens[0]
         ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]

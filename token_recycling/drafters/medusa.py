@@ -171,7 +171,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
         return placed_copy(self._saved.heads, target.device, target.dtype)
 
     def describe(self) -> str:
-        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.tree_in_words()}"
+        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.tree_description()}"
 
 
 class MedusaSequence(SequenceDrafter):

@@ -70,7 +70,7 @@ class Mtp(StatesDrafter[MtpModel]):
         return layers
 
     def describe(self) -> str:
-        return f"mtp: {self.k} candidates per position, at most {self.depth} positions, tree {self.tree_in_words()}"
+        return f"mtp: {self.k} candidates per position, at most {self.depth} positions, tree {self.tree_description()}"
 
 
 def _own_layers(target: Target) -> MtpModel:

@@ -32,7 +32,7 @@ from ..recycling.recycler import CHILDREN, Recycler
 from ..recycling.recycler import warm_up as compile_drafting
 from ..recycling.sizes import check_vocabulary, fitting
 from ..trees.draft import Context, Draft, Step
-from ..trees.templates import Template, nodes_of, size_in_words, template_from
+from ..trees.templates import Template, nodes_of, size_description, template_from
 from ._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
-        self._size = size_in_words(self.tree, self.template)
+        self._size = size_description(self.tree, self.template)
         self._making = Lock()
 
     @cached_property

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedModel
 
 from .._util.files import replacing
-from ..model.loading import tokenizer_beside
+from ..model.loading import saved_tokenizer
 from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.suffix_index import BREAK, IndexArrays, append, longest_match, warm_up
@@ -121,7 +121,7 @@ def build(
 
 def tokenizer_of(model: PreTrainedModel) -> str:
     """Return the fingerprint of the tokenizer saved with a model; empty if there is none on this machine."""
-    tokenizer = tokenizer_beside(model)
+    tokenizer = saved_tokenizer(model)
     return "" if tokenizer is None else fingerprint(tokenizer)
 
 

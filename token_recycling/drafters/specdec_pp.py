@@ -147,7 +147,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         folder = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
         if not self.head and (not model.name_or_path or not folder.parent.is_dir()):
             raise ValueError(
-                f"head is required, since {self.model_in_words()} has no local folder that could contain one: "
+                f"head is required, since {self.model_description()} has no local folder that could contain one: "
                 "specdec_pp:head=FOLDER"
             )
         return load_head(folder, model)
@@ -170,6 +170,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
 
         return expected_rejection
 
-    def drafts_in_words(self, rules: Rules) -> str:
+    def draft_description(self, rules: Rules) -> str:
         lengths = f"{self.min_length} to {self.max_length} tokens"
         return f"{lengths}, ended where a rejection is more likely than {self.threshold:g}"

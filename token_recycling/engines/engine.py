@@ -102,15 +102,15 @@ class StepCosts:
         """Steps since the last draft, if costs are learned."""
         self._find_cheapest()
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def record_time(self, tokens: int, seconds: float) -> None:
         """Record the time of a step over `tokens` tokens, drafting and learning included."""
         if self._curve is not None:
-            self._curve.took(tokens, seconds)
+            self._curve.record_time(tokens, seconds)
             if self._curve.seconds is not self.seconds:
                 self.seconds = self._curve.seconds
                 self._find_cheapest()
 
-    def gave(self, sequences: int, tokens: int, accepted: int, gains: np.ndarray) -> None:
+    def record_outcome(self, sequences: int, tokens: int, accepted: int, gains: np.ndarray) -> None:
         """Record the outcome of a step of `sequences` sequences over `tokens` tokens: how many drafted tokens were
         accepted, and the forecast gains (n,). The learned time of such a step is used: single measurements are noisy.
         """
@@ -329,7 +329,7 @@ class Replica:
         warm_up()
         one = np.ones(1, np.int64)
         ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)
-        NgramMatrix(2, 1, 1).surprised_by(ngrams, np.zeros((1, 2), np.float32))
+        NgramMatrix(2, 1, 1).mispredicted(ngrams, np.zeros((1, 2), np.float32))
 
 
 def check_version(name: str, version: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:

@@ -111,7 +111,7 @@ class TokenRecycling(LlamaDraftModel):
             self._recycler = self.replica.begin(self._tokens)
         elif self._seconds:
             accepted = min(len(self._gains), len(self._tokens) - len(before) - 1)
-            self.costs.gave(1, 1 + len(self._gains), accepted, self._gains)
+            self.costs.record_outcome(1, 1 + len(self._gains), accepted, self._gains)
         assert self._recycler is not None
         chain = self._recycler.draft(self._tokens, self.num_pred_tokens, self.costs.cheapest)
         (nodes,) = self.costs.paying([chain["value"][1:]])
@@ -131,7 +131,7 @@ class TokenRecycling(LlamaDraftModel):
         self._seconds = 0.0
         if start == len(self._tokens) - 1 and np.array_equal(tokens[start:end], self._evaluated_next):
             self._seconds = self._drafting + time.perf_counter() - began
-            self.costs.took(end - start, self._seconds)
+            self.costs.record_time(end - start, self._seconds)
         elif self._recycler is not None:
             # A prompt: its tokens were not generated, and reveal nothing about the draft.
             self._recycler.forget_draft()

@@ -104,10 +104,10 @@ def stream_generate(
             model, tokenizer, prompt, max_tokens, None, stream, prompt_cache=cache, **kwargs
         )
         return
-    quantised_from = None
+    quantized_from = None
     if kwargs.get("kv_bits") is not None:
-        quantised_from = kwargs.get("quantized_kv_start", DEFAULT_QUANTIZED_KV_START)
-    drafting = Drafting(model, cache, drafter, longest, max_tokens, quantised_from)
+        quantized_from = kwargs.get("quantized_kv_start", DEFAULT_QUANTIZED_KV_START)
+    drafting = Drafting(model, cache, drafter, longest, max_tokens, quantized_from)
     progress = kwargs.pop("prompt_progress_callback", None)
 
     def on_progress(processed: int, total: int) -> None:
@@ -260,11 +260,11 @@ class Drafting:
         drafter: TokenRecycling,
         longest: int,
         max_tokens: int,
-        quantised_from: int | None,
+        quantized_from: int | None,
     ) -> None:
-        """`longest`: maximum draft; `max_tokens`: -1 for no limit; `quantised_from`: cache length that is quantized."""
+        """`longest`: maximum draft; `max_tokens`: -1 for no limit; `quantized_from`: cache length that is quantized."""
         self._model, self._cache, self._drafter = model, cache, drafter
-        self._longest, self._max_tokens, self._quantised_from = longest, max_tokens, quantised_from
+        self._longest, self._max_tokens, self._quantized_from = longest, max_tokens, quantized_from
         self.away = 0.0
         """Seconds during which mlx-lm's loop did not run."""
         self.from_draft = False
@@ -299,13 +299,13 @@ class Drafting:
         assert self._passed is not None, "a prompt has a token"
         self._asked += 1
         passed, drawn = self._passed, inputs[0]
-        self._read_unread()
+        self._read_uncached()
         self.from_draft = self._used < len(passed.draft) and drawn.item() == passed.draft[self._used]
         if self.from_draft:
             self._text.extend([passed.draft[self._used]])
             self._used += 1
             return passed.logits[:, self._used : self._used + 1]
-        self._drafter.passes.gave(1, max(1, len(passed.read)), self._used, passed.gains)
+        self._drafter.passes.record_outcome(1, max(1, len(passed.read)), self._used, passed.gains)
         # After a draft the token is known: its logits were evaluated already.
         if passed.draft or self._waiting_pays():
             return self._pass_with_draft(drawn)
@@ -319,7 +319,7 @@ class Drafting:
         if self._again:
             self._model(mx.array([self._again]), cache=self._cache)
             mx.eval([layer.state for layer in self._cache])
-        self._read_unread()
+        self._read_uncached()
         # A forward pass from which nothing was sampled may still be running.
         self._learn(self._unlearned if self._used else self._unlearned[:-1])
         if self._recycled is not None:
@@ -389,7 +389,7 @@ class Drafting:
 
     def _room(self) -> int:
         """Return the maximum draft after one more token."""
-        rows = most_rows(self._cache, self._quantised_from)
+        rows = most_rows(self._cache, self._quantized_from)
         most = self._drafter.most if rows is None else min(self._drafter.most, rows - 1)
         most = min(self._longest, most - len(self._again))
         return most if self._max_tokens < 0 else min(most, self._max_tokens - self._asked)
@@ -418,7 +418,7 @@ class Drafting:
             ngrams = ngrams_at(tokens[None], np.array([len(tokens) - 1]), np.array([1 + len(draft)]), orders)
             self._recycler.learn_logits(ngrams, np.array(logits[0].astype(mx.float32)))
 
-    def _read_unread(self) -> None:
+    def _read_uncached(self) -> None:
         if self._unread is not None:
             self._text.extend([self._unread.item()])
             self._unread = None
@@ -427,7 +427,7 @@ class Drafting:
         """Start timing a pass of `rows` tokens; the previous one took until now, if this `follows` in the same way."""
         now = self._now() if now is None else now
         if follows:
-            self._drafter.passes.took(self._timed, now - self._since)
+            self._drafter.passes.record_time(self._timed, now - self._since)
         self._timed, self._since = rows, now
 
     def _now(self) -> float:
@@ -449,18 +449,18 @@ def unknown_layers(cache: Sequence[Any]) -> list[str]:
     return sorted({type(layer).__name__ for layer in layers_of(cache) if type(layer) not in known})
 
 
-def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
+def most_rows(cache: Sequence[Any], quantized_from: int | None) -> int | None:
     """Return how many tokens of a forward pass can all be rolled back; None for no limit.
 
-    `quantised_from`: the length from which mlx-lm quantizes the cache, after a pass. A rotating cache that keeps the
+    `quantized_from`: the length from which mlx-lm quantizes the cache, after a pass. A rotating cache that keeps the
     first tokens (`max_kv_size`) drops, when full, other tokens than a pass over several tokens attends to.
     """
     limits = []
     for layer in layers_of(cache):
         if type(layer) is RotatingKVCache and layer.keep:
             limits.append(layer.max_size - layer.offset)
-        elif type(layer) is KVCache and quantised_from is not None:
-            limits.append(quantised_from - 1 - layer.offset)
+        elif type(layer) is KVCache and quantized_from is not None:
+            limits.append(quantized_from - 1 - layer.offset)
     return min(limits, default=None)
 
 

@@ -64,7 +64,7 @@ def _algorithm() -> type:
             return False
 
         def handle_server_args(self, server_args: Any) -> None:
-            settle_arguments(server_args)
+            prepare_server_args(server_args)
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -74,7 +74,7 @@ def _algorithm() -> type:
     return Algorithm
 
 
-def settle_arguments(server_args: Any) -> None:
+def prepare_server_args(server_args: Any) -> None:
     """Set the server arguments required to verify trees, and reject unsupported ones; raises ValueError."""
     if server_args.device == "cpu":
         raise ValueError(

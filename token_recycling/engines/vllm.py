@@ -172,13 +172,13 @@ class VLLM:
     def _measure(self, now: float, requests: list[Any], lengths: np.ndarray) -> None:
         """Learn from the step that ends now, and start timing the next one."""
         if self._tokens and self.costs is not None:
-            self.costs.took(self._tokens, now - self._began)
+            self.costs.record_time(self._tokens, now - self._began)
             accepted, drafts = 0, [np.empty(0, np.float32)]
             for request, length in zip(requests, lengths.tolist(), strict=True):
                 if (chain := self._chains.get(id(request))) is not None:
                     drafts.append(chain.gains)
                     accepted += max(0, min(len(chain.gains), length - chain.length - 1))
-            self.costs.gave(len(requests), self._tokens, accepted, np.concatenate(drafts))
+            self.costs.record_outcome(len(requests), self._tokens, accepted, np.concatenate(drafts))
         self._tokens, self._began, self._chains = 0, now, {}
 
     def _drafted(self, request: Any) -> int:

@@ -234,15 +234,15 @@ class _Writer:
     def _body(self, family: Family) -> str:
         parts = self._parts
         if parts.form is not None and not parts.functions:
-            return f"{self._thought()} {self._form(*parts.form)}"
+            return f"{self._reasoning()} {self._form(*parts.form)}"
         one = self._any(*(self._call(family, function) for function in parts.functions))
         several = parts.parallel and parts.mode != "named"
         more = f" ({self._text(family.separator)} {one})*" if several else ""
         alone = f"{self._text(family.section[0])} {one}{more} {self._text(family.section[1])}"
         if parts.form is not None and parts.mode == "auto":
-            return f"{self._thought()} ({alone} | {self._form(*parts.form)})"
+            return f"{self._reasoning()} ({alone} | {self._form(*parts.form)})"
         if parts.mode != "auto":
-            return f"{self._thought()} {alone}"
+            return f"{self._reasoning()} {alone}"
         return self._among_text(family, alone, several)
 
     def _among_text(self, family: Family, alone: str, several: bool) -> str:
@@ -250,15 +250,15 @@ class _Writer:
         trigger = family.trigger
         if trigger in self._special:
             text = f"{self._free_text()}?"
-            return f"{self._thought()} ({text} {alone}){'*' if several and not family.section[0] else '?'} {text}"
+            return f"{self._reasoning()} ({text} {alone}){'*' if several and not family.section[0] else '?'} {text}"
         head = self._rule(f"{self._free_text()} {json.dumps(trigger)}", "[lazy]")
         if family.section[0]:
             calls = alone.removeprefix(self._text(trigger))
         else:
             calls = self._any(*(self._call(family, function, len(trigger)) for function in self._parts.functions))
         if several and not family.section[0]:
-            return f"{self._thought()} ({head} {calls})* {self._free_text()}?"
-        return f"{self._thought()} ({head} {calls} | {self._free_text(without=trigger)}?)"
+            return f"{self._reasoning()} ({head} {calls})* {self._free_text()}?"
+        return f"{self._reasoning()} ({head} {calls} | {self._free_text(without=trigger)}?)"
 
     def _free_text(self, without: str = "") -> str:
         """Return a terminal of free text without reasoning and without the text `without`."""
@@ -269,7 +269,7 @@ class _Writer:
             " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_slashed(re.escape(excerpt))}(?s:.*)/" for excerpt in excluded)])
         )
 
-    def _thought(self) -> str:
+    def _reasoning(self) -> str:
         """Return the body of the reasoning at the start of the output; empty if there is none."""
         begin, end = (self._text(mark) for mark in _THINK)
         special = _THINK[1] in self._special

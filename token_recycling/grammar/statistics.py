@@ -97,9 +97,9 @@ def _weights(state: State) -> dict[int, float]:
         rests[token] = "" if after is None else after.forced
     first = next((token for token, rest in rests.items() if not rest), None) if state.forced else None
 
-    def begins_another(token: int, rest: str) -> bool:
+    def starts_another(token: int, rest: str) -> bool:
         if first is not None:
             return token != first
         return any(other and len(other) < len(rest) and rest.endswith(other) for other in rests.values())
 
-    return {token: _PART if begins_another(token, rest) else _WHOLE for token, rest in rests.items()}
+    return {token: _PART if starts_another(token, rest) else _WHOLE for token, rest in rests.items()}

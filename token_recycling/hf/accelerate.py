@@ -71,7 +71,7 @@ def prepared(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **op
     drafter.warm_up(target.device)
     drafter.fit(target)
     traits = drafter.traits
-    backend.capture_common(target, traits.states_read(target), reproducible=traits.begins_anew)
+    backend.capture_common(target, traits.states_read(target), reproducible=traits.isolates_requests)
     return Acceleration(drafter, backend, target)
 
 

@@ -140,9 +140,9 @@ class _Accelerated(PreTrainedModel):
         bases = (original,) if original is not None else tuple(map(_without_acceleration, cls.__bases__))
         made_of = bases, contents
         if cls not in _plain_classes or _plain_classes[cls][0] != made_of:
-            from .._util.classes import made_again
+            from .._util.classes import recreated_class
 
-            _plain_classes[cls] = made_of, made_again(cls, bases)
+            _plain_classes[cls] = made_of, recreated_class(cls, bases)
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -317,7 +317,7 @@ def run_call(
         from .handover import take_over
 
         cache, cached = take_over(call.cache, call.paddings, call.target.config)
-    if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.begins_anew:
+    if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.isolates_requests:
         hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
     requests = requests_of(call, drafter, stats, cached, hints, generator)
     sequences = [request.sequence for request in requests]
@@ -376,12 +376,12 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
     """Warn, once per model, if compilation by transformers or torch is not used."""
     target = call.target
     if type(call.cache) is StaticCache:
-        target.facts.say_once(
+        target.facts.warn_once(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
     if target.compiled:
-        target.facts.say_once(
+        target.facts.warn_once(
             f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
             "shape; calls that fall back to transformers use them",
         )

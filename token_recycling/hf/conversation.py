@@ -77,7 +77,7 @@ class Conversation:
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
         self.acceleration = prepared(model, drafter, fast)
-        prepack_weights(model, prepack, fixed=self.acceleration.drafter.traits.begins_anew)
+        prepack_weights(model, prepack, fixed=self.acceleration.drafter.traits.isolates_requests)
         self._target = self.acceleration.examine(model)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]

@@ -25,7 +25,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from ..model.architectures import Border
+from ..model.architectures import LengthThreshold
 from ..model.compat import (
     DummyLayer,
     DynamicIndexedLayer,
@@ -69,7 +69,9 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
         return reason
     if isinstance(cache, QuantizedCache):
         return "QuantizedCache is unsupported: it cannot roll back rejected tokens"
-    reason = _why_not_static(cache, most, info.border) if type(cache) is StaticCache else _why_not_dynamic(cache)
+    reason = (
+        _why_not_static(cache, most, info.length_threshold) if type(cache) is StaticCache else _why_not_dynamic(cache)
+    )
     return reason or _why_not_windows(cache, most, info)
 
 
@@ -95,13 +97,13 @@ def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
     return None
 
 
-def _why_not_static(cache: StaticCache, most: int, border: Border | None) -> str | None:
+def _why_not_static(cache: StaticCache, most: int, threshold: LengthThreshold | None) -> str | None:
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
     if others:
         return f"layers of a static cache are unsupported: {', '.join(others)}"
     indexed = any(type(layer) is StaticIndexedLayer for layer in cache.layers)
-    if indexed and border is not None and most > border.at:
-        return f"a static cache is supported for up to {border.at} tokens, got {most + 1}: {border.why}"
+    if indexed and threshold is not None and most > threshold.at:
+        return f"a static cache is supported for up to {threshold.at} tokens, got {most + 1}: {threshold.why}"
     if cache.offloading and indexed:
         return "an offloaded cache with index keys (sparse attention) is unsupported"
     for layer in cache.layers:

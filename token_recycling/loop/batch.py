@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .._util.device import lasting
+from .._util.device import outside_inference_mode
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
@@ -73,7 +73,7 @@ class Batch:
 
     # Prompts
 
-    @lasting
+    @outside_inference_mode
     def read(self, most: int | None = None) -> None:
         """Read all tokens of each sequence except the last; of a single sequence at most `most` more tokens."""
         sequences = [request.sequence.tokens for request in self.requests]
@@ -88,7 +88,7 @@ class Batch:
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
 
-    @lasting
+    @outside_inference_mode
     def begin(self, captured: CapturedPasses | None = None) -> None:
         """Prepare the first step; `captured`: make the passes after the prompts from captured graphs, else eagerly."""
         for request in self.requests:
@@ -100,10 +100,10 @@ class Batch:
         first.stats.path = self.runner.path
         # The first step also reads the prompt of a single sequence whose model computes alike at every length, and of
         # all sequences of a recurrent model, whose states over the sequence must be those of `generate`.
-        if not info.recurrent and (len(self.requests) > 1 or info.border is not None):
+        if not info.recurrent and (len(self.requests) > 1 or info.length_threshold is not None):
             self.read()
-        # With `begins_anew` a prompt is read in the same way whether or not the output is streamed.
-        early = first.streamed or first.traits.begins_anew
+        # With `isolates_requests` a prompt is read in the same way whether or not the output is streamed.
+        early = first.streamed or first.traits.isolates_requests
         self._alone = info.recurrent or (early and first.sequence.length - first.cached > _SHORT_PROMPT)
 
     def _between_pieces(self, reading: Reading) -> None:
@@ -168,10 +168,10 @@ class Batch:
             except Exception as error:
                 self.requests[row].fail(error)
         best = dict(zip(proposals, self.pacer.best([*proposals.values()], paces), strict=True))
-        drafts, border = [], self.target.info.border
+        drafts, threshold = [], self.target.info.length_threshold
         for row, request in enumerate(self.requests):
             draft = best.get(row)
-            if draft is None or (border is not None and not border.fits(request.sequence.length - 1, len(draft))):
+            if draft is None or (threshold is not None and not threshold.fits(request.sequence.length - 1, len(draft))):
                 draft = Draft.chain(request.sequence.on_host[-1:])
             drafts.append(draft)
         return drafts
@@ -237,7 +237,7 @@ class Batch:
         """Count the last step and let pacer and drafters learn from it, after its tokens have been delivered."""
         clock, steps = self.clock, self._steps
         nodes = max((len(step.draft) for step in steps), default=1)
-        self.pacer.took(nodes, 0.0 if clock.reads_prompt else clock.pass_seconds)
+        self.pacer.record_time(nodes, 0.0 if clock.reads_prompt else clock.pass_seconds)
         clock.restart()
         self._steps = []
         for step in steps:
@@ -260,7 +260,7 @@ class Batch:
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last request moves into the row of a removed one."""
-        order = rows_left(self.requests, finished)
+        order = rows_after_leaving(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
         self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
 
@@ -272,7 +272,7 @@ class Batch:
         if request.hints.prefixes is not None:
             request.hints.prefixes.keep(request.sequence.on_host[:tokens], self.runner.cache, row)
 
-    def keep_all_read(self) -> None:
+    def keep_whole_prefix(self) -> None:
         """Store all slots of the only sequence in its prefix cache, unless a pass has failed."""
         if self.is_settled:
             self.keep_prefix(0, self.runner.cache.length + 1)
@@ -302,7 +302,7 @@ def decode(
     remaining sequences. With `returns_cache` the cache finally contains all tokens of each sequence except the last;
     otherwise its contents are unspecified.
     """
-    target, stats, fixed = requests[0].target, requests[0].stats, requests[0].traits.begins_anew
+    target, stats, fixed = requests[0].target, requests[0].stats, requests[0].traits.isolates_requests
     turn, prefixes = target.turns(), requests[0].hints.prefixes if len(requests) == 1 else None
     if prefixes is not None:
         cache = requests[0].take_prefix() or cache
@@ -313,7 +313,7 @@ def decode(
         pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
         batch = Batch(list(requests), pacer, cache, clock)
         if prefixes is not None:
-            ending.callback(batch.keep_all_read)
+            ending.callback(batch.keep_whole_prefix)
         with turn():
             batch.begin(captured)
         ending.callback(pacer.keep)
@@ -347,7 +347,7 @@ def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, act
     return bool(np.isnan(first[active]).any())
 
 
-def rows_left(requests: list[Request], finished: Collection[Request]) -> list[int]:
+def rows_after_leaving(requests: list[Request], finished: Collection[Request]) -> list[int]:
     """Return which request takes each row once those in `finished` leave: the last request fills a gap."""
     order = list(range(len(requests)))
     for row in reversed(range(len(requests))):

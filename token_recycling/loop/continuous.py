@@ -87,7 +87,7 @@ class RunningBatch:
         """Add a request from the next step on. `on_step` is called with each of its steps, before the drafter learns
         from it. Raises ValueError for a drafter whose drafts or hidden states cannot share passes with the others.
         """
-        if request.traits.begins_anew:
+        if request.traits.isolates_requests:
             raise ValueError(
                 f"{request.drafter.describe()} needs forward passes of its own: in 16 bits those of other requests in "
                 "a pass decide how it is rounded; decode it alone, or without reproducible=True"
@@ -115,7 +115,7 @@ class RunningBatch:
     @torch.no_grad()
     def step(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make one step of all requests, and return the requests that ended."""
-        ended = [*self._given_up(), *self._begin(), *self._drop()]
+        ended = [*self._take_cancelled(), *self._begin(), *self._drop()]
         if self._batch is not None:
             began = time.perf_counter()
             try:
@@ -187,7 +187,7 @@ class RunningBatch:
             return shortest
         return shortest if fresh and not (self._running and self._owed > 0) else None
 
-    def _given_up(self) -> list[Request]:
+    def _take_cancelled(self) -> list[Request]:
         """Remove and return cancelled requests that are being prefilled; their read tokens go to the prefix cache."""
         given_up = [request for request in self._joining if request.is_given_up()]
         for request in given_up:

@@ -235,14 +235,14 @@ class Pacer:
         if self._curve is not None:
             self._curve = self._curve_of(self._sequences, self._lengths[-1])
 
-    def took(self, nodes: int, seconds: float) -> None:
+    def record_time(self, nodes: int, seconds: float) -> None:
         """Learn from a pass over `nodes` nodes of each sequence; `seconds` is 0 for a pass that also read a prompt,
         which is not measured.
         """
         if self._curve is None:  # no draft is sized by cost
             return
         if seconds and self._measures:
-            self._curve.took(nodes, self._agreed(seconds))
+            self._curve.record_time(nodes, self._agreed(seconds))
         self._verifying = self.time_of(nodes)
 
     def time_of(self, nodes: int) -> float:

@@ -90,7 +90,7 @@ def holds_at_nodes(processor: Any) -> bool:
     return scope(processor) == Scope.EACH_ROW or (by_path and scope(processor) != Scope.UNKNOWN)
 
 
-def penalised(
+def penalize(
     processor: processors.RepetitionPenaltyLogitsProcessor,
     scores: torch.Tensor,
     sequence: torch.Tensor,

@@ -28,7 +28,7 @@ from ..model.origin import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from .pacer import Pace, Pacer, now
-from .processors import Scope, holds_at_nodes, penalised, scope
+from .processors import Scope, holds_at_nodes, penalize, scope
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class TokenSelector:
             if scope(processor) == Scope.EACH_ROW:
                 scores = processor(None, scores)
             else:
-                scores = penalised(processor, scores, self.sequence.padded[0], tree)
+                scores = penalize(processor, scores, self.sequence.padded[0], tree)
         if not self.sample:
             return scores.argmax(dim=-1)
         probabilities = torch.softmax(scores, dim=-1)
@@ -309,7 +309,7 @@ class Request:
         self.sequence, self.selector, self.drafter, self.stats = sequence, selector, drafter, stats
         self.cached, self.hints, self.traits = cached, hints, drafter.traits
         self.streamed, self.reading = streamed, reading
-        self.target = target.unmeasured() if self.traits.begins_anew else target
+        self.target = target.unmeasured() if self.traits.isolates_requests else target
         """The model that decodes the request."""
         self.isolated = False
         """Whether an error of the processors, criteria or drafter ends this request alone."""
@@ -323,7 +323,7 @@ class Request:
             from ..grammar.constraint import constraint_of
 
             # Where drafts must be the same in every run or process, they must not depend on a clock.
-            timed = target.processes < 2 and not self.traits.begins_anew
+            timed = target.processes < 2 and not self.traits.isolates_requests
             self.constraint = constraint_of(
                 selector.processors, sequence.padded, sequence.length, timed, self.traits.grammar_statistics
             )

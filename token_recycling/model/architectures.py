@@ -63,16 +63,16 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Border:
+class LengthThreshold:
     """A sequence length at which the model changes how it computes; a tree must not lie across it."""
 
     at: int
-    """In tokens; a tree after `length` tokens is before the border if `length + nodes <= at`."""
+    """In tokens; a tree after `length` tokens is below the threshold if `length + nodes <= at`."""
     why: str
     beyond: bool = False
     """Whether trees are exact again beyond it."""
     repeats: bool = False
-    """Whether there is another border after every `at` tokens."""
+    """Whether there is another threshold after every `at` tokens."""
     at_once: bool = False
     """Whether a prompt that ends beyond it must be read in one pass, because its length determines how it is read."""
     changes_model: bool = False
@@ -101,44 +101,46 @@ class KeyBias:
 
 @dataclass(frozen=True)
 class Needs:
-    """Needs of a family besides masks. Biases and borders are computed from its configuration; None if it has none."""
+    """Needs of a family besides masks; biases and thresholds follow from its configuration, None if it has none."""
 
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
-    border: Callable[[PretrainedConfig], Border | None] = lambda config: None
+    length_threshold: Callable[[PretrainedConfig], LengthThreshold | None] = lambda config: None
     slots: bool = False
     """Whether positions or attention windows are counted in cache slots, whatever positions the model is given."""
     sees_padding: bool = False
     """Whether `generate` lets tokens attend to padding."""
 
 
-def _llama4_border(config: PretrainedConfig) -> Border | None:
+def _llama4_threshold(config: PretrainedConfig) -> LengthThreshold | None:
     if not config.attn_temperature_tuning or all(config.no_rope_layers):
         return None
-    return Border(config.floor_scale, "layers without rotary positions scale queries by cache slot", repeats=True)
+    return LengthThreshold(
+        config.floor_scale, "layers without rotary positions scale queries by cache slot", repeats=True
+    )
 
 
-def _minimax_m3_border(config: PretrainedConfig) -> Border | None:
+def _minimax_m3_threshold(config: PretrainedConfig) -> LengthThreshold | None:
     if "minimax_m3_sparse" not in config.layer_types:
         return None
     # The block of a query is always chosen, so a tree within one block does not affect the choice. Without local blocks
     # it competes with the others.
     size = config.index_block_size if config.index_local_blocks else 1
-    return Border(size, "its index chooses blocks of cache slots", repeats=True)
+    return LengthThreshold(size, "its index chooses blocks of cache slots", repeats=True)
 
 
-def _phi3_border(config: PretrainedConfig) -> Border | None:
-    border = rotary_border(config)
-    return border and replace(border, reread=hasattr(config, "original_max_position_embeddings"))
+def _phi3_threshold(config: PretrainedConfig) -> LengthThreshold | None:
+    threshold = rotary_threshold(config)
+    return threshold and replace(threshold, reread=hasattr(config, "original_max_position_embeddings"))
 
 
 EXCEPTIONS: dict[str, Needs] = {
     "bloom": Needs(key_bias=lambda config: KeyBias("alibi")),
     "mpt": Needs(key_bias=lambda config: KeyBias("position_bias", shared=True)),
     "falcon": Needs(key_bias=lambda config: KeyBias("alibi", in_mask=True) if config.alibi else None),
-    "llama4_text": Needs(border=_llama4_border),
-    "minimax_m3_vl_text": Needs(border=_minimax_m3_border),
-    "phi3": Needs(border=_phi3_border),
-    "phimoe": Needs(border=_phi3_border),
+    "llama4_text": Needs(length_threshold=_llama4_threshold),
+    "minimax_m3_vl_text": Needs(length_threshold=_minimax_m3_threshold),
+    "phi3": Needs(length_threshold=_phi3_threshold),
+    "phimoe": Needs(length_threshold=_phi3_threshold),
     "git": Needs(sees_padding=True),  # its mask is shifted by image tokens, even without an image
     "gpt_neo": Needs(slots=True),
     "inkling_text": Needs(slots=True),
@@ -147,7 +149,7 @@ EXCEPTIONS: dict[str, Needs] = {
 """Families for which masks and positions are not enough."""
 
 
-def index_border(config: PretrainedConfig) -> Border | None:
+def index_threshold(config: PretrainedConfig) -> LengthThreshold | None:
     """Return the length from which sparse attention chooses among keys by an index; None if the index reads only the
     tokens of each query's path, in order.
     """
@@ -156,7 +158,7 @@ def index_border(config: PretrainedConfig) -> Border | None:
     # Scores of keys are cut off at 0, so many are equal, and the choice among these depends on the number of slots in a
     # pass: only a pass over exactly the slots of `generate` makes the same choice.
     why = "its index chooses among equal keys by their slots"
-    return Border(getattr(config, "index_topk", 0), why, at_once=True)
+    return LengthThreshold(getattr(config, "index_topk", 0), why, at_once=True)
 
 
 def changes_frequencies(rope_type: str) -> bool:
@@ -164,10 +166,10 @@ def changes_frequencies(rope_type: str) -> bool:
     return rope_type == "longrope" or "dynamic" in rope_type
 
 
-def rotary_border(config: PretrainedConfig) -> Border | None:
+def rotary_threshold(config: PretrainedConfig) -> LengthThreshold | None:
     """Return the length at which rotary frequencies change, or None if the scaling is constant."""
     given = getattr(config, "rope_parameters", None) or {}
-    borders = []
+    thresholds = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         kind = str(parameters.get("rope_type"))
         if not changes_frequencies(kind):
@@ -177,5 +179,5 @@ def rotary_border(config: PretrainedConfig) -> Border | None:
             why = "longrope changes its frequencies there"
         else:
             at, why = config.max_position_embeddings, "dynamic rotary scaling changes with every token after it"
-        borders.append(Border(at, why, beyond=kind == "longrope", at_once=True, changes_model=True))
-    return min(borders, key=lambda border: border.at, default=None)
+        thresholds.append(LengthThreshold(at, why, beyond=kind == "longrope", at_once=True, changes_model=True))
+    return min(thresholds, key=lambda threshold: threshold.at, default=None)

@@ -180,7 +180,7 @@ def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozens
     return names
 
 
-def stands_in(names: frozenset[str]) -> bool:
+def still_registered(names: frozenset[str]) -> bool:
     """Return whether ours are still registered under these names, and not functions of another library."""
     functions, makers = AttentionInterface(), AttentionMaskInterface()
     return all(isinstance(functions.get(name), (_StandIn, NoneType)) for name in names) and all(

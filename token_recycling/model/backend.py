@@ -51,7 +51,7 @@ class Backend:
         passes = why_not(cache, reproducible) or passes_or_reason(target)
         if self.falls_back or self.fast == "auto":
             if isinstance(passes, str):
-                target.facts.say_once(f"forward passes are not captured as CUDA graphs: {passes}")
+                target.facts.warn_once(f"forward passes are not captured as CUDA graphs: {passes}")
                 return None
             return passes if passes.take(self.suspends) else None
         while not isinstance(passes, str) and not passes.take(self.suspends):

@@ -142,7 +142,7 @@ def is_as_compared(family: str) -> bool:
     return _ANOTHER_MODEL_BEFORE.get(family, (0,)) <= _TRANSFORMERS
 
 
-def dequantising() -> dict[str, Any]:
+def dequantizing() -> dict[str, Any]:
     """Return arguments of `from_pretrained` that dequantize a GGUF file; releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}

@@ -22,7 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .._util.device import lasting
+from .._util.device import outside_inference_mode
 from .compat import BUFFERS, HOOKS_AFTER, HOOKS_BEFORE, KERNELS, KERNELS_AS_INSTALLED, PARAMETERS, version
 from .origin import is_foreign, is_own
 from .parts import (
@@ -271,12 +271,12 @@ class Facts:
         for results in self._results.values():
             results.pop(what, None)
 
-    def say_once(self, message: str) -> None:
+    def warn_once(self, message: str) -> None:
         """Log a warning about the model, once per message."""
         self.get(("said", message), lambda: logger.warning(message), of="form")
 
 
-@lasting
+@outside_inference_mode
 def _made(make: Callable[[], T]) -> T:
     return make()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._util.extras import lacking
-from .._util.files import cache_folder, one_at_a_time, replacing_folder
+from .._util.files import cache_folder, exclusive, replacing_folder
 from .._util.text_stream import first_line
 from .._util.versions import installed
 
@@ -58,7 +58,7 @@ def unpacked(path: Path) -> Path:
     _remove_outdated()
     if not folder.is_dir():
         check(path)
-        with one_at_a_time(folder.with_suffix(".lock")):
+        with exclusive(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 _unpack(path, folder)
     return folder
@@ -149,7 +149,7 @@ def _read(path: Path) -> tuple[Any, Any]:
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from .compat import dequantising
+    from .compat import dequantizing
 
     # Alone in a folder: other files next to it, such as tokenizer settings, are ignored.
     with _reading(path), tempfile.TemporaryDirectory() as alone:
@@ -161,7 +161,7 @@ def _read(path: Path) -> tuple[Any, Any]:
         ends = {fields[key].contents(): None for key in _ENDS if key in fields}
         source = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype="float32", **dequantising())
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype="float32", **dequantizing())
     # A dequantized model is saved like any other.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
-from .._util.device import lasting
+from .._util.device import outside_inference_mode
 from .compat import DynamicIndexedLayer
 from .tree_layer import TreeLayer, roll
 
@@ -59,7 +59,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
             plain.indexer_position_ids = self.indexer_position_ids
         return plain
 
-    @lasting
+    @outside_inference_mode
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append index keys and return those of all slots, as in transformers."""
         return super().update_indexer(indexer_key_states)

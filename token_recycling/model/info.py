@@ -31,13 +31,13 @@ from .architectures import (
     STATES_ELSEWHERE,
     TESTED,
     WITH_STATES,
-    Border,
     KeyBias,
+    LengthThreshold,
     Needs,
     Reach,
     changes_frequencies,
-    index_border,
-    rotary_border,
+    index_threshold,
+    rotary_threshold,
 )
 from .compat import (
     DynamicIndexedLayer,
@@ -81,7 +81,7 @@ class ModelInfo:
     """Short description of how trees are verified."""
     tested: bool = False
     """Whether the tests of this library compare the family with linear decoding."""
-    quantised: bool = False
+    quantized: bool = False
     """Whether its weights are other than the plain tensors that the family was compared with."""
     attention: str = "sdpa"
     """The attention implementation of accelerated calls."""
@@ -97,7 +97,7 @@ class ModelInfo:
     """Reach by layer type."""
     windows: tuple[int, ...] = field(default=(), repr=False)
     """Tokens that a cache must keep for each layer; 0 for all."""
-    border: Border | None = None
+    length_threshold: LengthThreshold | None = None
     key_bias: KeyBias | None = None
     branches: bool = True
     """Whether a tree may branch; if not, drafts are chains, whose nodes lie in the cache in order."""
@@ -115,8 +115,8 @@ class ModelInfo:
     @property
     def why_not_batch(self) -> str | None:
         """Why batches and padded sequences cannot be decoded; None if they can."""
-        if self.border is not None:
-            return f"{self.name} decodes one sequence without padding at a time: {self.border.why}"
+        if self.length_threshold is not None:
+            return f"{self.name} decodes one sequence without padding at a time: {self.length_threshold.why}"
         if not self.branches:
             return f"{self.name} decodes one sequence without padding at a time: its positions are cache slots"
         if self.key_bias is not None and self.key_bias.shared:
@@ -134,14 +134,14 @@ class ModelInfo:
 
     def fits(self, length: int, nodes: int) -> bool:
         """Return whether a tree of `nodes` nodes is exact after `length` tokens."""
-        return nodes == 1 or self.border is None or self.border.fits(length, nodes)
+        return nodes == 1 or self.length_threshold is None or self.length_threshold.fits(length, nodes)
 
     def as_dict(self) -> dict[str, object]:
         """Return the facts in a form for JSON."""
         plain = ("family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
-        border = None if self.border is None else self.border.at
+        threshold = None if self.length_threshold is None else self.length_threshold.at
         values = {name: getattr(self, name) for name in plain}
-        return {"model": self.name, **values, "border": border, "notes": list(self.notes)}
+        return {"model": self.name, **values, "threshold": threshold, "notes": list(self.notes)}
 
 
 def model_info(model: PreTrainedModel, facts: Facts | None = None) -> ModelInfo:
@@ -177,7 +177,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     needs = EXCEPTIONS.get(family, Needs())
     key_bias = needs.key_bias(config)
     recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
-    quantised, sharing = _quantisation(model)
+    quantized, sharing = _quantization(model)
     reason = (
         _why_not_cache(name, config, cached)
         or _why_not_order(name, cached, parts)
@@ -194,7 +194,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     if reason is not None:
         return ModelInfo(name, family, reason)
     indexed = any(type(layer) is DynamicIndexedLayer for layer in cached)
-    border = index_border(config) if indexed else needs.border(config) or rotary_border(config)
+    threshold = index_threshold(config) if indexed else needs.length_threshold(config) or rotary_threshold(config)
     layers = _reaches(config)
     attends = any(isinstance(layer, CacheLayerMixin) for layer in cached)
     branches = not needs.slots and (not attends or key_bias is not None or "position_ids" in arguments)
@@ -204,8 +204,8 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         used = model.get_correct_attn_implementation(None)
         notes.append(f"{attention} does not support tree masks: accelerated calls use {used}")
         attention = used
-    if border is not None:
-        notes.append(_where(border))
+    if threshold is not None:
+        notes.append(_where(threshold))
     if not branches:
         notes.append("its positions are slots of its cache: only the first path of a tree is drafted")
     return ModelInfo(
@@ -214,13 +214,13 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         how=", ".join(filter(None, [how, "states by node" * recurrent, "paths only" * (not branches)])),
         # A text decoder inside another model is called through that model, which is not covered.
         tested=family in TESTED and is_as_compared(family) and model.config is config,
-        quantised=quantised,
+        quantized=quantized,
         attention=attention,
         named_attention=_looks_attention_up(parts) and not indexed,
         notes=tuple(notes),
         layers=layers,
         windows=tuple(map(window_of, cached)),
-        border=border,
+        length_threshold=threshold,
         key_bias=key_bias,
         branches=branches,
         recurrent=recurrent,
@@ -348,16 +348,16 @@ def _why_not_flex(name: str, config: PretrainedConfig, device: torch.device | No
 
 def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:
     """Return which rotary module is refused, or None: its own configuration, perhaps an older one, sets its scaling."""
-    border = rotary_border(config)
+    threshold = rotary_threshold(config)
     for part in parts:
         kinds, own = getattr(part, "rope_type", None), getattr(part, "config", None)
         of_layers = kinds.values() if isinstance(kinds, dict) else [kinds]
         if not isinstance(own, PretrainedConfig) or not any(changes_frequencies(str(kind)) for kind in of_layers):
             continue
-        at = rotary_border(own.get_text_config(decoder=True))
+        at = rotary_threshold(own.get_text_config(decoder=True))
         # Dynamic scaling reads an attribute, which a user may have set.
         dynamic = any("dynamic" in str(kind) for kind in of_layers)
-        if border is None or at != border or (dynamic and part.original_max_seq_len != border.at):
+        if threshold is None or at != threshold or (dynamic and part.original_max_seq_len != threshold.at):
             return f"{name} has a {type(part).__name__} whose rotary scaling is not the configured one"
     return None
 
@@ -378,20 +378,20 @@ def depends_on_rows(name: str) -> str:
     return f"the logits of {name} depend on how many tokens are read at once"
 
 
-def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
+def _quantization(model: PreTrainedModel) -> tuple[bool, str | None]:
     """Return whether its weights are, or were loaded as, other than plain tensors; and the path and class of the first
     module that gives all activations of a pass one scale, computed for that pass.
     """
-    quantised = getattr(model, "is_quantized", False)
+    quantized = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
         packed = type(module).__module__.startswith(_PACKED)
         weights = [*module.parameters(recurse=False)]
         others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
-        quantised = quantised or packed or bool(others)
+        quantized = quantized or packed or bool(others)
         classes = [type(weight).__name__ for weight in others if _shares(weight)]
         if classes or (packed and _is_dynamic(module)):
             return True, f"{path}, a {type(module).__name__}" + "".join(f" of {name}" for name in classes[:1])
-    return quantised, None
+    return quantized, None
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:
@@ -443,7 +443,7 @@ def _how(layers: Mapping[str, Reach], key_bias: KeyBias | None) -> str:
     return "one mask" if first == Reach() else f"one mask, {first.kind} by {first.size}"
 
 
-def _where(border: Border) -> str:
-    if border.repeats:
-        return f"no trees across every {border.at} tokens: {border.why}"
-    return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
+def _where(threshold: LengthThreshold) -> str:
+    if threshold.repeats:
+        return f"no trees across every {threshold.at} tokens: {threshold.why}"
+    return f"no trees {'across' if threshold.beyond else 'beyond'} {threshold.at} tokens: {threshold.why}"

@@ -26,7 +26,7 @@ def biased_by_position(
     """
     thread = threading.get_ident()
 
-    def put_in_order(
+    def reorder_bias(
         module: torch.nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple, dict[str, Any]] | None:
         # A hook that is removed while another thread's pass is about to call it gets no keyword arguments.
@@ -42,7 +42,7 @@ def biased_by_position(
         return args, {**kwargs, "attention_mask": ordered_mask, bias.argument: _by_position(own_bias, key_positions)}
 
     blocks = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
-    hooks = [block.register_forward_pre_hook(put_in_order, with_kwargs=True) for block in blocks]
+    hooks = [block.register_forward_pre_hook(reorder_bias, with_kwargs=True) for block in blocks]
     try:
         yield
     finally:

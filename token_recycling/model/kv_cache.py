@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from .._util.device import lasting, synchronize
+from .._util.device import outside_inference_mode, synchronize
 from .compat import (
     DummyLayer,
     DynamicIndexedLayer,
@@ -56,7 +56,7 @@ _OTHERS = (
 class TreeCache:
     """Slots and states of sequences, in the layers of a transformers cache."""
 
-    @lasting
+    @outside_inference_mode
     def __init__(self, cache: Cache) -> None:
         """Replace the cache's own layers by tree layers with the same slots. Slots that a sliding layer has dropped
         stay dropped. The cache still works wherever it did before.
@@ -162,7 +162,7 @@ class TreeCache:
 
     # After a pass
 
-    @lasting
+    @outside_inference_mode
     def keep(self, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> None:
         """Keep the slots of the `accepted` nodes (ascending) of each sequence, which move to the end of its
         `lengths[row]` slots; all other slots after those are dropped. Node i is in slot `roots` + i, after the slots of
@@ -234,7 +234,7 @@ class TreeCache:
             if states:
                 layer.append(states)
 
-    @lasting
+    @outside_inference_mode
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         """Move each sequence by `distances[row]` slots, to the right if positive, filling with zeros; it then has
         `lengths[row]`.
@@ -242,7 +242,7 @@ class TreeCache:
         for layer in self.filled:
             layer.shift(distances, lengths)
 
-    @lasting
+    @outside_inference_mode
     def join(self, other: TreeCache) -> None:
         """Append the sequence of another cache of the same model. Slots that a sequence lacks hold zeros, since masked
         slots must still be numbers. An error leaves both caches unchanged.
@@ -257,7 +257,7 @@ class TreeCache:
         if self.states is not None:
             self.states.counter.length = max(self.states.counter.length, other.length)
 
-    @lasting
+    @outside_inference_mode
     def take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
         """Copy the first `lengths[row]` slots of each sequence of another cache of the same model, as the sequences
         from number `first` on, and overwrite what was there.
@@ -276,7 +276,7 @@ class TreeCache:
         for layer in self.filled:
             layer.admit(first, lengths)
 
-    @lasting
+    @outside_inference_mode
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep only these sequences, in this order, with `slots` slots; one may only move to the row of a removed
         sequence.

@@ -187,7 +187,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ValueError(f"{name} has no tokenizer that can be loaded: {first_line(error)}") from error
 
 
-def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def saved_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer saved where a model was loaded from; None if there is none on this machine."""
     from transformers import AutoTokenizer
 
@@ -199,7 +199,7 @@ def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def quieten() -> None:
+def silence_transformers() -> None:
     """Turn off transformers' own progress bars, except of downloads, and warnings that a user cannot act on."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging

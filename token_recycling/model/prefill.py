@@ -53,8 +53,8 @@ def prefill(
     are padded on the right with one of their own tokens. `reading` is called before each piece.
     """
     cache.expect(max(map(len, sequences)))
-    slots, border = cache.length, model.info.border
-    if border is not None and border.at_once and len(sequences[0]) > border.at:
+    slots, threshold = cache.length, model.info.length_threshold
+    if threshold is not None and threshold.at_once and len(sequences[0]) > threshold.at:
         _read_at_once(model, sequences[0], cache)
         return
     cached = cached or [slots] * len(sequences)
@@ -117,10 +117,10 @@ def extend(
         yield pieces, logits
 
 
-def cross_border(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> None:
+def cross_threshold(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> None:
     """Read a sequence again if the model's own `generate` does so at this length."""
-    border = model.info.border
-    if border is not None and border.reread and len(sequences[0]) == border.at + 1:
+    threshold = model.info.length_threshold
+    if threshold is not None and threshold.reread and len(sequences[0]) == threshold.at + 1:
         _read_at_once(model, sequences[0], cache)
 
 
@@ -130,7 +130,7 @@ def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     prefill(model, [sequence], cache)
     for _ in range(tokens):
         cached = cache.length
-        cross_border(model, [sequence], cache)
+        cross_threshold(model, [sequence], cache)
         logits = model.forward(model.inputs.of([Draft.chain(sequence[-1:])], [cached], cached), cache)
         sequence = torch.cat([sequence, logits[0, -1:].argmax(dim=-1)])
     return sequence
@@ -138,8 +138,8 @@ def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
 
 def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> None:
     """Read a whole sequence in one forward pass, as `generate` does if a prompt's length determines how it is read."""
-    border = model.info.border
-    if border is not None and border.reread and cache.length <= border.at:
+    threshold = model.info.length_threshold
+    if threshold is not None and threshold.reread and cache.length <= threshold.at:
         cache.crop(0)
     model.read(sequence[None, cache.length :].to(model.device), cache, last=1)
     cache.crop(len(sequence) - 1)

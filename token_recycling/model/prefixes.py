@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .._util.device import lasting, memory
+from .._util.device import memory, outside_inference_mode
 from .._util.locks import Lock
 from .compat import LinearAttentionLayer
 from .kv_cache import Slots, TreeCache
@@ -73,7 +73,7 @@ class PrefixCache:
         """Return the part of the cache that belongs to one API key."""
         return Prefixes(self, key)
 
-    @lasting
+    @outside_inference_mode
     def take(self, ids: torch.Tensor, key: str) -> tuple[TreeCache, int]:
         """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         with self._lock:
@@ -90,22 +90,26 @@ class PrefixCache:
 
     def _cached_prefix(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
         """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
-        support, border = self.target.info, self.target.info.border
+        support, threshold = self.target.info, self.target.info.length_threshold
         path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
         if support.recurrent:
             while path and (path[-1].end is None or n < sum(len(segment.tokens) for segment in path)):
                 path, n = path[:-1], sum(len(segment.tokens) for segment in path[:-1])
         # Beyond some lengths the model computes a whole sequence differently from the cached one.
-        across = border is not None and not border.repeats and len(ids) > border.at
+        across = threshold is not None and not threshold.repeats and len(ids) > threshold.at
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
-    @lasting
+    @outside_inference_mode
     def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
         """Store the slots of all tokens of `ids` (length,) from row `row` of a cache. The least recently used segments
         are evicted; a sequence larger than the limit is not stored.
         """
-        border, tokens = self.target.info.border, ids.cpu().numpy().copy()
-        if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
+        threshold, tokens = self.target.info.length_threshold, ids.cpu().numpy().copy()
+        if (
+            not self.limit
+            or not len(tokens)
+            or (threshold is not None and not threshold.repeats and len(tokens) > threshold.at)
+        ):
             return
         if any(cache.starts):  # slots outside a window are gone
             return

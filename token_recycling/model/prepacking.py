@@ -46,7 +46,7 @@ _TRIED = 128_000_000
 _FASTER = 0.97
 _USUALLY = {torch.bfloat16: 1, torch.float32: 4}
 """Rows from which packed weights are mostly faster."""
-_LAID_OUT_FOR = 16
+_PREPACKED_FOR = 16
 """Rows that the weights are packed for; other numbers take the same time."""
 _PATIENCE = 1.0
 """Seconds above which the time of packing is logged."""
@@ -65,7 +65,7 @@ class _Layer:
         self.module, self._owner = module, owner
         self.weight, self._at = module.weight, address_of(module.weight)
         self._version = version(self.weight)
-        self.packed = packed_weight(self.weight.detach(), _LAID_OUT_FOR)
+        self.packed = packed_weight(self.weight.detach(), _PREPACKED_FOR)
         self._product = packed_product()
         rows, columns = self.weight.shape
         values = self.weight.detach()

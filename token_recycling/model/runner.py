@@ -15,7 +15,7 @@ import torch
 
 from ..trees.draft import Draft
 from .kv_cache import TreeCache
-from .prefill import PIECE, Reading, cross_border, padded, prefill, read_text
+from .prefill import PIECE, Reading, cross_threshold, padded, prefill, read_text
 from .target import Target
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Runner:
         """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
         a batch also reads the uncached part of its prompts. Rows that are not `active` attend to nothing.
         """
-        if self.target.info.border is not None:
-            cross_border(self.target, sequences, self.cache)
+        if self.target.info.length_threshold is not None:
+            cross_threshold(self.target, sequences, self.cache)
         lengths = [len(sequence) - 1 for sequence in sequences]
         if not states:
             return self._pass(drafts, sequences, lengths, active)

@@ -28,7 +28,7 @@ from ..trees.templates import parse_paths
 from .compat import attention_name
 from .info import ModelInfo, depends_on_rows
 from .kv_cache import TreeCache
-from .prefill import cross_border, prefill
+from .prefill import cross_threshold, prefill
 from .target import PassInputs, Target
 
 logger = logging.getLogger("token_recycling")
@@ -55,9 +55,9 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def kept_verdict(target: Target) -> Verdict:
+def stored_verdict(target: Target) -> Verdict:
     """Return the verdict of this process or of an earlier one. A failure is not stored: other weights may pass."""
-    setting = None if target.info.quantised else _setting(target)
+    setting = None if target.info.quantized else _setting(target)
     path = None if setting is None else facts_file("self-tests", setting)
     if path is not None and read_facts(path, lambda content: content["setting"], None) == setting:
         return Verdict(None)
@@ -110,7 +110,7 @@ def verdict(target: Target) -> Verdict:
     reason = None
     if not scale > 0:
         reason = f"all logits of {info.name} are equal, so the self-test is meaningless; load its weights"
-    elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
+    elif not plain <= tolerance or (info.quantized and not difference <= tolerance):
         reason = (
             f"{depends_on_rows(info.name)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
             "activations quantized at run time share one scale or are rounded coarsely; quantize only the weights"
@@ -124,8 +124,8 @@ def verdict(target: Target) -> Verdict:
 
 
 def _tested_length(info: ModelInfo) -> tuple[int, tuple[str, ...]]:
-    """Return the length of the test sequence, more than short windows and less than a border of the model; and notes on
-    its limits.
+    """Return the length of the test sequence, more than short windows and less than the model's length threshold; and
+    notes on its limits.
     """
     length, notes = _LENGTH, tuple[str, ...]()
     window = max((reach.size for reach in info.layers.values() if reach.kind != "full"), default=0)
@@ -244,7 +244,7 @@ def before_tree(
     """
     cache, length = target.new_cache(), texts.shape[1] - 1
     prefill(target, list(texts), cache)
-    cross_border(target, list(texts), cache)
+    cross_threshold(target, list(texts), cache)
     if cache.length != length:  # such as if the first layer is skipped
         raise ValueError(f"{length} tokens were read, but the cache counts {cache.length}")
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]

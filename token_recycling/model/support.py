@@ -33,7 +33,7 @@ def ready(model: PreTrainedModel) -> Target:
         raise UnsupportedModelError(reason)
     configured = attention_name(target.config)
     if configured not in MASKED_ATTENTION:
-        target.facts.say_once(
+        target.facts.warn_once(
             f"{configured} does not support tree masks: accelerated calls use {target.info.attention}; all others "
             f"keep {configured}"
         )
@@ -54,13 +54,13 @@ def _why_not(target: Target) -> str | None:
     facts, info = target.facts, target.info
     if facts.recall(_PASSED):
         return None
-    if info.tested and not info.quantised:
+    if info.tested and not info.quantized:
         verdict = facts.recall(_SELF_TEST, of="code")
     else:  # a model that fails with a hook may pass without it
-        from .self_test import kept_verdict
+        from .self_test import stored_verdict
 
         with target.turns()():
-            verdict = facts.get(_SELF_TEST, lambda: kept_verdict(target), of="code")
+            verdict = facts.get(_SELF_TEST, lambda: stored_verdict(target), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:
@@ -83,8 +83,8 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     if not info.supported:
         return info
     info = replace(info, no_fast_path=why_not_captured(info))
-    if info.quantised or not info.tested:
-        reason = "quantised" if info.quantised else f"family {info.family!r}"
+    if info.quantized or not info.tested:
+        reason = "quantized" if info.quantized else f"family {info.family!r}"
         note = f"{info.name} ({reason}) is not among those tested: a self-test decides"
         info = replace(info, notes=(*info.notes, note))
     if not self_test:

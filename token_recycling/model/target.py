@@ -22,7 +22,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from ..trees.draft import Draft
 from .architectures import Reach
-from .attention import attending, stand_in, stands_in
+from .attention import attending, stand_in, still_registered
 from .compat import CACHE, cache_argument, chosen_experts
 from .facts import facts_of
 from .info import ModelInfo, UnsupportedModelError, model_info
@@ -124,7 +124,11 @@ class Target:
     def is_current(self) -> bool:
         """Return whether the model has not changed since this target was made."""
         facts, packed = facts_of(self.model), self.prepacked
-        if facts is not self.facts or facts.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
+        if (
+            facts is not self.facts
+            or facts.recall(PREPACKED) is not packed
+            or not still_registered(self._attention_names)
+        ):
             return False
         if not is_uncompiled(self.eager, self.model):
             return False
@@ -159,8 +163,8 @@ class Target:
         """Return a factory of contexts for the steps of a call, which takes True for the last step. The contexts do
         nothing unless forward passes change the model.
         """
-        border = self.info.border
-        if border is None or not border.changes_model:
+        threshold = self.info.length_threshold
+        if threshold is None or not threshold.changes_model:
             return contextlib.nullcontext
         from .frequencies import Frequencies
 

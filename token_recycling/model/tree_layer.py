@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .._util.device import lasting
+from .._util.device import outside_inference_mode
 from .compat import left_by_crop
 
 _GRAIN = 64
@@ -185,7 +185,7 @@ class TreeLayer(DynamicLayer):
         parts, _, heads, _, size = like.shape
         return like.new_zeros(parts, rows, heads, columns, size)
 
-    @lasting
+    @outside_inference_mode
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate buffers for keys and values like these (batch, heads, n, size)."""
         self.device, self.dtype = key_states.device, key_states.dtype
@@ -209,7 +209,7 @@ class TreeLayer(DynamicLayer):
             have_rows = rows if exactly else max(rows, 2 * have_rows)
         self._grow(have_rows, have_columns)
 
-    @lasting
+    @outside_inference_mode
     def _grow(self, rows: int, columns: int) -> None:
         """Replace the buffers with larger ones, one after the other; so the capacity is that of the last buffer."""
         for index, buffer in enumerate(self.buffers):

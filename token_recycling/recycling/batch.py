@@ -54,7 +54,7 @@ def draft_together(
         if not len(growing):
             break
         for row in growing.tolist():
-            next_gains[row] = recyclers[row].grow_on(max_depths[row], least)
+            next_gains[row] = recyclers[row].grow_further(max_depths[row], least)
     if math.isfinite(least):
         matrix.least_gain = least
     owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]

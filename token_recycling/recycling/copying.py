@@ -247,7 +247,7 @@ def weight(kind: int) -> float:
 
 
 @compiled_part
-def go_on(copying: Record, index: IndexArrays, tree: np.ndarray, parent: int, node: int, token: int) -> None:
+def continue_copies(copying: Record, index: IndexArrays, tree: np.ndarray, parent: int, node: int, token: int) -> None:
     """Set where copying may continue after `node`, which has `token` and follows `parent`."""
     filled, copies, above = 0, tree[node].copies, tree[parent].copies
     for row in range(HYPOTHESES):

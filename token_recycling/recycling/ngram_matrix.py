@@ -130,7 +130,7 @@ class NgramMatrix:
         rows = None
         if isinstance(logits, np.ndarray) or logits.device.type == "cpu":  # elsewhere copying all is cheaper
             logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
-            rows = self.surprised_by(ngrams, logits)
+            rows = self.mispredicted(ngrams, logits)
             ngrams = ngrams[rows]
         if len(ngrams):
             self.learn(ngrams, *top_candidates(logits, self.k, rows))
@@ -141,12 +141,14 @@ class NgramMatrix:
         predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64), result)
         return result
 
-    def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    def mispredicted(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """Return the indices (m,) int64 of the n-grams (n, orders) whose rows do not start with the argmax of logits
         (n, vocabulary).
         """
         result = np.zeros(len(ngrams), np.bool_)
-        surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32), result)
+        mark_mispredicted(
+            self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32), result
+        )
         return np.flatnonzero(result)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
@@ -241,9 +243,9 @@ def predicts(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray, result: np.ndar
 
 
 @compiled(allocates=False)
-def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray, result: np.ndarray) -> None:
+def mark_mispredicted(rows: Rows, ngrams: np.ndarray, logits: np.ndarray, result: np.ndarray) -> None:
     """Fill in for each n-gram whether its row does not start with the argmax of its logits; see
-    `NgramMatrix.surprised_by`.
+    `NgramMatrix.mispredicted`.
     """
     for node in range(len(ngrams)):
         row = find_row(rows, ngrams[node], ngrams.shape[1])

@@ -25,7 +25,7 @@ from .._util.topk import top_candidates
 from ..costs import NO_COSTS, may_pay
 from . import copying
 from .calibration import OUTCOMES, corrected, corrections, count, count_chain
-from .copying import COPY, COPYING, HYPOTHESES, begin_draft, find, follow, go_on
+from .copying import COPY, COPYING, HYPOTHESES, begin_draft, continue_copies, find, follow
 from .mixture import Mixture, Sources, mix
 from .ngram_matrix import NgramMatrix, Options
 from .ngrams import ABSENT, Rows
@@ -218,7 +218,7 @@ class Recycler:
         written = tokens[self._read :].astype(np.int64)
         return self._advance(written, max(max_depth, 0), least, costs, ratio, mask=mask)
 
-    def grow_on(self, max_depth: int, least: float) -> float:
+    def grow_further(self, max_depth: int, least: float) -> float:
         """Add the nodes that gain more than `least`; return the gain of the best candidate that was not added."""
         _, gain = self._advance(max_depth=max(max_depth, 0), least=least)
         return gain
@@ -415,7 +415,7 @@ def _put_below(
     new.count = new.drafted = 0
     if above.drafted <= rank:
         above.drafted = rank + 1
-    go_on(copying, index, tree, parent, node, token)
+    continue_copies(copying, index, tree, parent, node, token)
 
 
 @compiled_inline

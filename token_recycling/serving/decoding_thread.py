@@ -86,7 +86,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call like `run_call`, but in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or call.target is not self.target or mixes_sequences(call.target)
+        alone = drafter.traits.isolates_requests or call.target is not self.target or mixes_sequences(call.target)
         if len(call.input_ids) > 1 or call.cache_is_seen or not call.cache_is_new or alone:
             return run_call(call, drafter, stats, backend, hints, generator)
         (request,) = requests_of(call, drafter, stats, [0], hints, generator)

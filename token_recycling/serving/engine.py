@@ -226,7 +226,7 @@ class Engine:
         """Decodes all sequences in one batch; None if sequences are decoded one at a time."""
         traits = self.pool.base.traits
         states = traits.states_read(self.target)
-        self._backend.capture_common(self.target, states, self.slots.size, reproducible=traits.begins_anew)
+        self._backend.capture_common(self.target, states, self.slots.size, reproducible=traits.isolates_requests)
         self.workers = WorkerPool(self.slots.size)
         self.grammars = Grammars(loaded)
         self.metrics.drafters.set_function(lambda: len(self.pool))

@@ -207,7 +207,7 @@ def nodes_of(spec: str | int | Template, template: Template | None) -> int | Lit
     return "auto" if spec == "auto" else int(str(spec))
 
 
-def size_in_words(spec: str | int | Template, template: Template | None) -> str:
+def size_description(spec: str | int | Template, template: Template | None) -> str:
     """Return a description of the drafts, for an option that names this template."""
     if template is not None:
         return str(template)

@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 from token_recycling import Draft, Template
 from token_recycling._util.topk import grouped_topk
 from token_recycling.loop.accept import TreeSteps, accept_walk
-from token_recycling.loop.processors import penalised
+from token_recycling.loop.processors import penalize
 from token_recycling.loop.request import TokenSelector, TokenSequence
 from token_recycling.model.architectures import Reach
 from token_recycling.model.frames import ROWS, band_of, batch_of, rows_of, tree_masks
@@ -158,7 +158,7 @@ def test_repetition_penalty_at_every_node_equals_transformers(draft, seed):
     n, before = len(draft), torch.randint(0, 9, (5,), generator=numbers)
     logits = torch.randn(1, n, 9, generator=numbers)
     penalty = warpers.RepetitionPenaltyLogitsProcessor(1.7)
-    made = penalised(
+    made = penalize(
         penalty, logits[0], torch.cat([before, torch.from_numpy(draft.tokens[:1])]), send([draft], [5], n, CPU)
     )
     for node, lineage in enumerate(draft.lineages):

@@ -22,7 +22,7 @@ from token_recycling.serving.decoding_thread import DecodingThread
 
 KINDS = {
     "greedy": ({}, []),
-    "penalised": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
+    "penalize": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
     "sampled": ({"do_sample": True, "temperature": 0.8, "top_k": 0}, [TemperatureLogitsWarper(0.8)]),
 }
 pytestmark = pytest.mark.usefixtures("recorded")

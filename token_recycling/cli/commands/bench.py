@@ -90,7 +90,7 @@ def bench(
     runs = runs_of(scenario, stated)
     loading.check_source(model.model)
     folder = output or Path("results") / Path(loading.title(model.model)).name
-    with running.loading_shown(model.model):
+    with running.loading_progress(model.model):
         from ...bench.session import Session
 
         # In reverse order, so that the model of the first run is still loaded when measuring starts.

@@ -25,7 +25,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Report whether and how a model can be accelerated, or why not. Exit status 1 if it cannot."""
-    with running.loading_shown(model.model, weights=self_test):
+    with running.loading_progress(model.model, weights=self_test):
         support = _support_of(model, self_test)
     if as_json:
         console.print_json(support.as_dict())

@@ -31,7 +31,7 @@ def build(
     if output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")
     loading.check_source(model)
-    with running.loading_shown(model):
+    with running.loading_progress(model):
         from ...drafters import rest as library
         from ...recycling.matrix_file import fingerprint
         from ...training.corpus import documents

@@ -39,7 +39,7 @@ def matrix(
         contents = matrix_in(tensors)
     tokenizer = None
     if model is not None:
-        with running.loading_shown(model):
+        with running.loading_progress(model):
             tokenizer = loading.load_tokenizer(model)
     if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
         raise ValueError(

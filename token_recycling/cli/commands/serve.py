@@ -90,7 +90,7 @@ def serve(
         from ...serving.http_server import HttpServer
         from ...serving.prompt import why_prompted_tools
 
-        with running.loading_shown(model.model):
+        with running.loading_progress(model.model):
             loaded = model.load(settings.reproducible)
         running.note_dtype(model.dtype, loaded)
         if template is not None:

@@ -133,7 +133,7 @@ def _run(
     models = [model.model] if draft is None else [model.model, draft]
     for name in models:
         loading.check_source(name)
-    with running.loading_shown(*models):
+    with running.loading_progress(*models):
         from ...drafters._shared.pairing import paired
         from ...model.target import Target
 

@@ -66,15 +66,15 @@ class ModelDrafter(NeuralDrafter[Target]):
         return ModelSequence(self, prompt, target)
 
     def describe(self) -> str:
-        return f"{self.name}: {self.model_in_words()}"
+        return f"{self.name}: {self.model_description()}"
 
-    def model_in_words(self) -> str:
+    def model_description(self) -> str:
         """Return a description of the draft model."""
         return "a draft model"
 
-    def drafts_in_words(self, rules: Rules) -> str:
+    def draft_description(self, rules: Rules) -> str:
         """Return a description of the drafts."""
-        raise NotImplementedError(f"{type(self).__name__} must define drafts_in_words()")
+        raise NotImplementedError(f"{type(self).__name__} must define draft_description()")
 
 
 class ModelSequence(SequenceDrafter):
@@ -142,7 +142,7 @@ class ModelSequence(SequenceDrafter):
         if self._refused and not self._drafted:
             return f"{drafter.describe()}, nothing drafted, since a drafting step costs as much as it may save"
         how = "sampled drafts for sampled outputs" if drafter.sampled else "deterministic drafts"
-        return f"{drafter.describe()}, {drafter.drafts_in_words(self._rules)}, {how}"
+        return f"{drafter.describe()}, {drafter.draft_description(self._rules)}, {how}"
 
 
 @dataclass(kw_only=True)
@@ -192,7 +192,7 @@ class CausalDrafter(ModelDrafter):
         tau = self.tau if self.mode == "graph" else 0
         return Rules(self.depth, self.k, sys.maxsize, self.theta_prob, self.theta_sib, tau)
 
-    def drafts_in_words(self, rules: Rules) -> str:
+    def draft_description(self, rules: Rules) -> str:
         steps = f"{self.mode} of {rules.depth} steps"
         if self.mode == "sequence":
             return steps

@@ -201,7 +201,7 @@ def grow(
     logits, graph.steps = reader.read(sequence), 1
     for step in range(rules.depth):
         added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp, generator)
-        followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
+        followed = _nodes_to_read(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
         gains = [graph.probabilities[node] for node in followed]
         if not followed or not budget.pays(gains, graph.probabilities[1:]):
             break
@@ -252,7 +252,7 @@ def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None 
     return (probabilities / times).topk(k).indices.to(device)
 
 
-def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, sampled: bool) -> list[int]:
+def _nodes_to_read(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, sampled: bool) -> list[int]:
     """Return the nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
     candidates = []
     for siblings in added:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
-from ...model.loading import resolved, title, tokenizer_beside
+from ...model.loading import resolved, saved_tokenizer, title
 from ...model.support import ready
 from ...model.target import Target
 
@@ -30,18 +30,18 @@ class DraftModelOption:
         """Load the draft model for a target; raises ValueError if it does not fit."""
         return paired(self.model, target)
 
-    def model_in_words(self) -> str:
+    def model_description(self) -> str:
         return title(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 
 def paired(model: str | PreTrainedModel, target: Target) -> Target:
     """Return the draft model for a target with the same tokens; raises ValueError if it does not fit."""
-    draft = drafting_beside(model, target)
+    draft = drafting_model_for(model, target)
     check_tokens(draft, target)
     return draft
 
 
-def drafting_beside(model: str | PreTrainedModel, target: Target) -> Target:
+def drafting_model_for(model: str | PreTrainedModel, target: Target) -> Target:
     """Return the draft model for a target, ready to decode; raises ValueError if it does not fit."""
     drafting = loaded(model, target) if isinstance(model, str) else model
     try:
@@ -53,10 +53,10 @@ def drafting_beside(model: str | PreTrainedModel, target: Target) -> Target:
             f"{type(drafting).__name__} cannot be the draft model: its recurrent states cannot roll back rejected "
             "tokens; choose a draft model with attention layers only"
         )
-    border = target.info.border
-    if drafting is target.model and border is not None and border.at_once:
+    threshold = target.info.length_threshold
+    if drafting is target.model and threshold is not None and threshold.at_once:
         raise UnsupportedModelError(
-            f"{type(drafting).__name__} cannot draft for itself: {border.why}, and a draft would change it too; "
+            f"{type(drafting).__name__} cannot draft for itself: {threshold.why}, and a draft would change it too; "
             "choose another draft model"
         )
     return draft
@@ -115,5 +115,5 @@ def check_tokens(draft: Target, target: Target) -> None:
 
 def vocabulary(model: PreTrainedModel) -> dict[int, str] | None:
     """Return the token of each id, from the tokenizer saved with the model; None if there is none on this machine."""
-    tokenizer = tokenizer_beside(model)
+    tokenizer = saved_tokenizer(model)
     return None if tokenizer is None else {index: token for token, index in tokenizer.get_vocab().items()}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...trees.draft import Draft, Step
-from ...trees.templates import Template, best_paths, nodes_of, size_in_words, tree_of
+from ...trees.templates import Template, best_paths, nodes_of, size_description, tree_of
 from .._base import SequenceDrafter
 from .neural import NeuralDrafter, T
 
@@ -70,9 +70,9 @@ class StatesDrafter(NeuralDrafter[T]):
         """Number of nodes to verify: see `DrafterTraits.nodes`."""
         return nodes_of(self.tree, self.template)
 
-    def tree_in_words(self) -> str:
+    def tree_description(self) -> str:
         """Return a description of the draft."""
-        return size_in_words(self.tree, self.template)
+        return size_description(self.tree, self.template)
 
 
 class StatesSequence(SequenceDrafter):

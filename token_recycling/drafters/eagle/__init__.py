@@ -96,7 +96,7 @@ class Eagle(StatesDrafter[PlacedHead]):
         return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
     def describe(self) -> str:
-        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_in_words()}"
+        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_description()}"
 
 
 class EagleSequence(StatesSequence):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .complement import EXPRESSIBLE, either
-from .json_values import Schema, equal, unwritable
-from .keywords import says_nothing
+from .json_values import Schema, equal, why_inexact
+from .keywords import admits_everything
 from .walk import Node
 
 _MAX_LENGTH, _MAX_CHOICES = 20, 50
@@ -43,7 +43,7 @@ def _items(node: Node) -> None:
         rest = items, "items"
     if first is not None:
         node.own["prefixItems"] = [node.child(item, "prefixItems", number) for number, item in enumerate(first)]
-    if not says_nothing(schema.get("unevaluatedItems", True)):
+    if not admits_everything(schema.get("unevaluatedItems", True)):
         if node.in_place or "contains" in schema:
             node.note("unevaluatedItems", "is not supported with $ref, contains or compositions of schemas")
         elif rest is None:
@@ -75,7 +75,7 @@ def _unique_items(node: Node) -> None:
     listed = [node.walk.comparison.listed(item, node.resource) for item in first]
     rest = node.walk.comparison.listed(items, node.resource) if most > len(first) else []
     alone = node.kinds == {"array"} and own.keys() <= {"type", "prefixItems", "items", "minItems", "maxItems"}
-    if rest is None or None in listed or not alone or unwritable([rest, listed]) is not None:
+    if rest is None or None in listed or not alone or why_inexact([rest, listed]) is not None:
         node.note("uniqueItems", "is supported only for arrays whose items are listed or have few values")
         return
     longest = int(min(most, len(first) + len(rest), _MAX_DIFFERENT))

@@ -15,10 +15,10 @@ from typing import Any
 
 from .disjoint import Comparison
 from .formats import NO_VALID_STRINGS
-from .json_values import TYPES, Schema, at_pointer, is_count, kind_of, strings, type_of, types_named, unwritable
+from .json_values import TYPES, Schema, at_pointer, is_count, kind_of, strings, type_of, types_named, why_inexact
 from .keywords import about, keywords
 from .lookahead import nowhere
-from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, limit_of, says_how_a_limit_is_meant, within
+from .numbers import EXCLUSIVE, LOWER, TOO_LARGE, Limit, inclusive, is_exclusive_flag, limit_of, within
 from .patterns import excluding
 from .references import References
 
@@ -96,7 +96,7 @@ class Complements:
                 return {"type": "string", "pattern": NO_VALID_STRINGS[value]} if "string" in among else False
             case "pattern", str():
                 return _unmatched(value)
-            case "required", list() if strings(value) == value and unwritable(value) is None:
+            case "required", list() if strings(value) == value and why_inexact(value) is None:
                 return either(_lacking(name) for name in value)
             case "properties", dict():
                 at = partial(self._comparison.at, beside)
@@ -138,7 +138,7 @@ def _of_types(kinds: Set[str], among: Set[str]) -> Schema | None:
 def _other_values(values: list[Any], among: Set[str]) -> Schema | None:
     values = [value for value in values if type_of(value) in among]
     kinds = {kind_of(value) for value in values}
-    if kinds & {"array", "object"} or unwritable(values) is not None:
+    if kinds & {"array", "object"} or why_inexact(values) is not None:
         return None
     left: list[Schema | None] = [_of_types(among - types_named(kinds), among)]
     if "boolean" in kinds:
@@ -169,7 +169,7 @@ def _between(numbers: list[float], among: Set[str]) -> list[Schema | None]:
 
 def _beyond(keyword: str, schema: dict[str, Any], among: Set[str], draft: str) -> Schema | None:
     """Return the schema of the numbers beyond the limit that a keyword sets."""
-    if says_how_a_limit_is_meant(keyword, schema):
+    if is_exclusive_flag(keyword, schema):
         return False if draft < "06" else None
     limit = limit_of(keyword, schema)
     if limit is None or (keyword in EXCLUSIVE.values() and draft < "06"):
@@ -196,7 +196,7 @@ def _range(least: Limit | None, most: Limit | None, among: Set[str]) -> Schema |
 def _with_others(names: Set[str], listed: Any) -> Schema | None:
     """Return the schema of objects with at least one of `names` that is not in `listed`."""
     others = sorted(names - {*listed} if isinstance(listed, dict) else names)
-    if len(others) > _MAX_NAMES or unwritable(others) is not None:
+    if len(others) > _MAX_NAMES or why_inexact(others) is not None:
         return None
     return either({"type": "object", "required": [name]} for name in others)
 
@@ -208,7 +208,7 @@ def _lacking(name: str) -> Schema:
 
 def _with_property(name: str, schema: Schema | None) -> Schema | None:
     """Return the schema of objects whose property `name` has this schema."""
-    if isinstance(schema, dict) and unwritable(name) is None:
+    if isinstance(schema, dict) and why_inexact(name) is None:
         return {"type": "object", "required": [name], "properties": {name: schema}}
     return False if schema is False else None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .json_values import TYPES, Schema, at_pointer, equal, is_count, kind_of, strings, type_of, types_named
-from .keywords import IN_PLACE, about, keywords, says_nothing
+from .keywords import IN_PLACE, about, admits_everything, keywords
 from .numbers import EXCLUSIVE, LOWER, inclusive, limit_of
 from .patterns import apart
 from .references import References
@@ -33,7 +33,7 @@ class Comparison:
         self._document, self._references = document, references
         self._comparisons = MAX_COMPARISONS
 
-    def _gives_up(self, depth: int) -> bool:
+    def _exceeds_limit(self, depth: int) -> bool:
         """Count a comparison; return whether the limit is exceeded, the schema is nested too deeply, or the document
         has several resources.
         """
@@ -42,7 +42,7 @@ class Comparison:
 
     def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
         """Return whether it is certain that no value is valid under both schemas."""
-        if self._gives_up(depth):
+        if self._exceeds_limit(depth):
             return False
         if one is False or other is False:
             return True
@@ -107,7 +107,7 @@ class Comparison:
             for name in sorted(set.intersection(*tags))
         )
 
-    def is_about_objects(self, schema: Any, resource: str) -> bool:
+    def constrains_only_objects(self, schema: Any, resource: str) -> bool:
         """Return whether a schema constrains objects and nothing else: every other value is valid."""
         parts = self._conjuncts(schema, resource)
         return len(parts) < _MAX_CONJUNCTS and {*map(about, _said(parts))} == {("object",)}
@@ -142,7 +142,7 @@ class Comparison:
 
     def at(self, schema: Any, name: str, resource: str = "#", depth: int = 0) -> Schema:
         """Return a schema that holds for a property in all objects of `schema`; False if no object has the property."""
-        if self._gives_up(depth):
+        if self._exceeds_limit(depth):
             return True
         parts = self._conjuncts(schema, resource)
         if any(_forbids(part, name) for part in parts):
@@ -154,7 +154,7 @@ class Comparison:
 
     def names(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str] | None:
         """Return the names of all possible properties of objects of a schema; None if the names are unlimited."""
-        if self._gives_up(depth):
+        if self._exceeds_limit(depth):
             return None
         parts, found = self._conjuncts(schema, resource), list[set[str]]()
         for part in parts:
@@ -256,7 +256,7 @@ def may_be_closed(schema: dict[str, Any]) -> bool:
     listed = schema.get("properties")
     return (
         isinstance(listed, dict)
-        and says_nothing(schema.get("unevaluatedProperties", True))
+        and admits_everything(schema.get("unevaluatedProperties", True))
         and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties"}
         and all(_only_requires(schema[name], listed) for name in (*IN_PLACE, "then", "else") if name in schema)
     )

@@ -61,7 +61,7 @@ def _one_of(node: Node, keyword: str) -> None:
     if not (options := _options(node, keyword)):
         return
     branches = _branches(node, keyword, options)
-    if len(options) > 1 and all(map(node.is_about_objects, options)):
+    if len(options) > 1 and all(map(node.constrains_only_objects, options)):
         node.kinds &= {"object"}  # other values are valid under all of them
         node.others.append({"type": "object"})
     types = {"type": sorted(node.kinds)}

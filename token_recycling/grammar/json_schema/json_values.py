@@ -64,7 +64,7 @@ def _finite(value: float) -> bool:
         return False
 
 
-def unwritable(value: Any) -> str | None:
+def why_inexact(value: Any) -> str | None:
     """Return why a value cannot be expressed exactly; None if it can."""
     left = [value]
     while left:

@@ -52,6 +52,6 @@ def about(keyword: str) -> tuple[str, ...]:
     return next((types for types, names in _ABOUT.items() if keyword in names), ())
 
 
-def says_nothing(schema: Any) -> bool:
+def admits_everything(schema: Any) -> bool:
     """Return whether a schema is `true` or `{}`, which admit every value."""
     return schema is True or schema == {}

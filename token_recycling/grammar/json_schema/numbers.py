@@ -40,7 +40,7 @@ class Limit(NamedTuple):
     exclusive: bool
 
 
-def says_how_a_limit_is_meant(keyword: str, schema: Mapping[str, Any]) -> bool:
+def is_exclusive_flag(keyword: str, schema: Mapping[str, Any]) -> bool:
     """Return whether a keyword is draft 4's boolean that makes the limit of another keyword exclusive."""
     return keyword in EXCLUSIVE.values() and isinstance(schema.get(keyword), bool)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from .complement import either
 from .disjoint import may_be_closed
-from .json_values import Schema, at_pointer, shown, strings, unwritable
-from .keywords import keywords, says_nothing
+from .json_values import Schema, at_pointer, shown, strings, why_inexact
+from .keywords import admits_everything, keywords
 from .patterns import WRITABLE, before_a_newline, translated
 from .walk import Node
 
@@ -52,7 +52,7 @@ def _schemas_by_name(node: Node, keyword: str) -> dict[str, Any] | None:
 def _properties(node: Node, properties: dict[str, Any]) -> None:
     node.own["properties"] = {}
     for name, schema in properties.items():
-        if (why := unwritable(name)) is not None:
+        if (why := why_inexact(name)) is not None:
             node.note("properties", why)
         node.own["properties"][name] = node.child(schema, "properties", name)
 
@@ -64,7 +64,7 @@ def _required(node: Node) -> None:
         "a list of names",
     )
     if required:
-        reasons = [why for name in required if (why := unwritable(name)) is not None]
+        reasons = [why for name in required if (why := why_inexact(name)) is not None]
         if reasons:
             node.note("required", reasons[0])
         else:
@@ -76,7 +76,7 @@ def _other_properties(node: Node) -> None:
     schema, own = node.schema, node.own
     if "additionalProperties" in schema:
         own["additionalProperties"] = node.child(schema["additionalProperties"], "additionalProperties")
-    elif not says_nothing(schema.get("unevaluatedProperties", True)):
+    elif not admits_everything(schema.get("unevaluatedProperties", True)):
         _unevaluated_properties(node)
     elif node.closed and may_be_closed(schema):
         own["additionalProperties"] = False
@@ -135,7 +135,7 @@ def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
 def _property_names(node: Node) -> None:
     """Express `propertyNames` by `patternProperties` or `properties`."""
     own, names = node.own, node.get("propertyNames", lambda value: isinstance(value, dict | bool), "a schema")
-    if names is None or says_nothing(names):
+    if names is None or admits_everything(names):
         return
     place, resource = f"{node.place}/propertyNames", node.resource
     if keywords(names) == {"$ref"} and (target := node.walk.references.resolved(names["$ref"], resource)) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .complement import either
 from .formats import FORMATS
-from .json_values import TYPES, is_number, shown, unwritable
+from .json_values import TYPES, is_number, shown, why_inexact
 from .lookahead import conjuncts
 from .numbers import (
     EXCLUSIVE,
@@ -19,9 +19,9 @@ from .numbers import (
     Limit,
     inclusive,
     inexact,
+    is_exclusive_flag,
     limit_of,
     multiples,
-    says_how_a_limit_is_meant,
     too_many_remainders,
     within,
 )
@@ -61,7 +61,7 @@ def _type(node: Node) -> None:
 
 def _const(node: Node) -> None:
     if "const" in node.schema:
-        if (why := unwritable(node.schema["const"])) is None:
+        if (why := why_inexact(node.schema["const"])) is None:
             node.own["const"] = node.schema["const"]
         else:
             node.note("const", why)
@@ -70,7 +70,7 @@ def _const(node: Node) -> None:
 def _enum(node: Node) -> None:
     values = node.get("enum", lambda value: isinstance(value, list), "a list")
     if values is not None:
-        reasons = [why for value in values if (why := unwritable(value)) is not None]
+        reasons = [why for value in values if (why := why_inexact(value)) is not None]
         if reasons:
             node.note("enum", reasons[0])
         else:
@@ -85,7 +85,7 @@ def _limit(node: Node, name: str) -> None:
     upward, whole = name in LOWER, "number" not in node.kinds
     limits = list[float]()
     for keyword in (EXCLUSIVE[name], name):
-        if says_how_a_limit_is_meant(keyword, node.schema):
+        if is_exclusive_flag(keyword, node.schema):
             continue
         node.get(keyword, is_number, "a number")
         if (limit := limit_of(keyword, node.schema)) is not None:
@@ -108,9 +108,9 @@ def _multiple_of(node: Node) -> None:
     if step is None:
         return
     own, whole = node.own, "number" not in node.kinds
-    why = unwritable(step) or too_many_remainders(step) or inexact(step)
+    why = why_inexact(step) or too_many_remainders(step) or inexact(step)
     listed = multiples(step, own.get("minimum", -math.inf), own.get("maximum", math.inf), whole) if why else None
-    if listed is not None and unwritable(listed) is None:
+    if listed is not None and why_inexact(listed) is None:
         others = node.kinds - {"number", "integer"}
         node.others.append(either([{"enum": listed}, *([{"type": sorted(others)}] if others else [])]))
         return

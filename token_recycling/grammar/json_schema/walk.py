@@ -200,9 +200,9 @@ class Node:
         """
         return self.walk.comparison.exclusive(schemas, self.resource, written)
 
-    def is_about_objects(self, schema: Any) -> bool:
+    def constrains_only_objects(self, schema: Any) -> bool:
         """Return whether a subschema constrains objects and nothing else."""
-        return self.walk.comparison.is_about_objects(schema, self.resource)
+        return self.walk.comparison.constrains_only_objects(schema, self.resource)
 
     def closed_objects(self, schema: Any) -> Schema:
         """Return a subschema with its objects closed, if possible."""

@@ -104,7 +104,7 @@ def _code_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
     """Return the foreign code in a model that trials must check, and why no trial can clear it; searched once."""
 
     def search() -> tuple[tuple[Foreign, ...], str | None]:
-        pieces = foreign_code(target.model, target.info.quantised)
+        pieces = foreign_code(target.model, target.info.quantized)
         return pieces, why_not_plain_loop(target.model, pieces)
 
     return target.facts.get("foreign code", search, of="code")

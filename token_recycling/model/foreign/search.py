@@ -43,7 +43,7 @@ _PREPARES_INPUTS = "_for_generation"
 _ADAPTERS = frozenset({"peft"})
 _TRAINERS = frozenset({"trl"})
 """Trainer libraries: functions that they set on a model call the functions they replace, except to compute a loss."""
-_QUANTISERS = frozenset(
+_QUANTIZERS = frozenset(
     {
         *("bitsandbytes", "torchao", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "eetq", "aqlm", "fbgemm_gpu"),
         *("compressed_tensors", "quark", "auto_round", "vptq", "flute", "spqr_quant", "fp_quant"),
@@ -118,8 +118,8 @@ def listed(foreign: Sequence[Foreign]) -> str:
 # The whole search
 
 
-def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Foreign, ...]:
-    """Return the foreign code around and in a model, in the order of its modules. Code of the layers of a `quantised`
+def foreign_code(model: PreTrainedModel, quantized: bool = False) -> tuple[Foreign, ...]:
+    """Return the foreign code around and in a model, in the order of its modules. Code of the layers of a `quantized`
     model is left out: the self-test has compared every row of a pass.
     """
     around = [(what, code) for what, code in code_around(model) if not _is_shipped(code)]
@@ -128,7 +128,7 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     classes: set[type] = set()
     for path, module in model.named_modules():
         where, cls = path or type(model).__name__, own_class(module)
-        if not is_own(cls.__module__) or _is_put_there(model, path, cls):
+        if not is_own(cls.__module__) or _is_inserted(model, path, cls):
             pieces.append(Foreign(f"{where}, a {cls.__module__}.{cls.__qualname__}", cls, module))
         if is_own(cls.__module__) and cls not in classes:
             classes.add(cls)
@@ -149,7 +149,7 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
             attention = vars(sys.modules[name]).get(_ATTENTION, ALL_ATTENTION_FUNCTIONS)
             if attention is not ALL_ATTENTION_FUNCTIONS and not _is_of_family(attention, name):
                 pieces.append(Foreign(f"the {_ATTENTION} of {name}, another {type(attention).__name__},", attention))
-    return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
+    return tuple(piece for piece in pieces if not (quantized and is_of(piece.code, _QUANTIZERS)))
 
 
 def _is_shipped(function: Any, *families: str) -> bool:
@@ -168,7 +168,7 @@ def _is_of_family(table: Any, family: str) -> bool:
     )
 
 
-def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
+def _is_inserted(model: nn.Module, path: str, cls: type) -> bool:
     """Return whether a torch module that may read several rows, or a module of another family, was inserted into a
     module of transformers whose own code creates none of its class. Contents of other modules belong to those modules.
     """
@@ -262,7 +262,7 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.nn.Module) and name not in children and not hasattr(type(module), name):
             continue
         for item in [*held]:
-            foreign = is_code(item) and (is_foreign(item) or (item is value and _is_put_in_place(module, name, item)))
+            foreign = is_code(item) and (is_foreign(item) or (item is value and _is_substituted(module, name, item)))
             if foreign and item not in hooks:
                 yield name, item
 
@@ -293,7 +293,7 @@ def _names_in(module: str) -> frozenset[str] | None:
     return frozenset(item for item in (*constants, *inner) if isinstance(item, str))
 
 
-def _is_put_in_place(module: torch.nn.Module, name: str, function: Any) -> bool:
+def _is_substituted(module: torch.nn.Module, name: str, function: Any) -> bool:
     """Return whether a function set on a module is one of torch or Python, which may read several rows, or has
     arguments from a user. Functions set by the module's family or by accelerate do not count.
     """

@@ -31,7 +31,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..._util.device import lasting
+from ..._util.device import outside_inference_mode
 from ...trees.draft import Draft, branch, star
 from ...trees.templates import parse_paths
 from ..compat import LOOP, plain_loop
@@ -125,7 +125,7 @@ def _tried(
                 if len(results) >= _MOST_TRIALS:
                     results.clear()
                 with target.turns()():
-                    results[form] = lasting(trial)()
+                    results[form] = outside_inference_mode(trial)()
     return results[form]
 
 
@@ -253,7 +253,7 @@ def _further_passes(
         others = torch.cat([texts[:1], texts[1:].flip(1)])
         logits, expected = (tree_logits(target, batch, parents, tokens)[0] for batch in (others, texts))
         yield logits, expected, "by the other sequences of a batch"
-    elif not target.info.recurrent and target.info.border is None:
+    elif not target.info.recurrent and target.info.length_threshold is None:
         draft = Draft(torch.cat([texts[0, -1:], tokens]), parents)
         logits = first_pass(target, texts[0], draft, target.new_cache())
         for node, expected in wanted.items():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.utils.logging import tqdm
 
-from ..._util.device import lasting
+from ..._util.device import outside_inference_mode
 from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..frames import ROWS, SHORTEST_BAND, band_of, batch_of, packed_inputs, rows_of
@@ -113,7 +113,7 @@ class CapturedPasses:
             cache.keep_all()
         return cache
 
-    @lasting
+    @outside_inference_mode
     def begin(self, target: Target, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
         """Hold the sequences of a cache from now on; their prompts have `lengths` tokens and may grow up to `longest`.
         Cached slots are copied; without any, prompts are read directly into these slots, without a second copy.
@@ -125,7 +125,7 @@ class CapturedPasses:
         if cache.length:
             self.slots.take(cache, 0, lengths)
 
-    @lasting
+    @outside_inference_mode
     def reserve(self, sequences: int, slots: int, nodes: int = _COMMON_ROWS[-1]) -> None:
         """Ensure capacity for this many sequences and slots, and keep the slots of the sequences. If memory does not
         suffice for graphs as well, passes are no longer captured.
@@ -147,7 +147,7 @@ class CapturedPasses:
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
 
-    @lasting
+    @outside_inference_mode
     def forward(
         self, target: Target, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
     ) -> Pass:

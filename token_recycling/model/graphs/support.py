@@ -46,8 +46,8 @@ def why_not_captured(info: ModelInfo) -> str | None:
         return f"{info.name} takes no positions: it counts cache slots"
     if info.key_bias is not None:
         return f"{info.name} takes no positions: it has ALiBi"
-    if info.border is not None:
-        return f"{info.name} computes differently by length: {info.border.why}"
+    if info.length_threshold is not None:
+        return f"{info.name} computes differently by length: {info.length_threshold.why}"
     return None
 
 

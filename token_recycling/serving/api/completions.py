@@ -69,13 +69,13 @@ class CompletionRequest(ChoicesRequest):
     }
 
     @model_validator(mode="after")
-    def _something_to_return(self) -> CompletionRequest:
+    def _check_max_tokens(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "must be >= 1, or 0 together with echo, got 0")
         return self
 
     @model_validator(mode="after")
-    def _not_too_many(self) -> CompletionRequest:
+    def _check_choices(self) -> CompletionRequest:
         if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
             raise invalid("n", f"at most {MAX_CHOICES} choices per request, got {len(self.prompts)} prompts x {self.n}")
         return self
