@@ -150,7 +150,7 @@ def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
     return results
 
 
-EVERY_RUN = {*[*CASES][::2], "two lengths"}
+EVERY_RUN = {*[*CASES][::2], "two length limits"}
 
 
 @pytest.mark.parametrize("name", thinned(CASES, kept=EVERY_RUN.__contains__))
