@@ -111,6 +111,7 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits
 PROCESSORS: dict[str, dict[str, Any]] = {
     "plain": {},
     "n-grams": {"no_repeat_ngram_size": 2, "min_new_tokens": 6},
+    "repetition": {"repetition_penalty": 3.0},
     "watermark": {"watermarking_config": WatermarkingConfig(greenlist_ratio=0.5, bias=2.0, context_width=1)},
 }
 
