@@ -3,6 +3,7 @@
 import copy
 import gc
 import logging
+import types
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -114,16 +115,39 @@ def test_copy_has_its_own_facts(model, numbers):
 
 
 @pytest.mark.parametrize("fast", thinned([True, False], 2))
-def test_unused_model_is_garbage_collected(fast):
+def test_unused_model_is_freed_without_the_garbage_collector(fast):
     model, ids = tiny.llama(), tiny.prompt(0, 6)
     tr.generate(model, ids, fast=fast, max_new_tokens=12)
     list(tr.stream(model, ids, drafter="layer_skip:layers=1", fast=fast, max_new_tokens=12))
     tr.accelerate(model, "fuse:recycling+suffix", fast=fast).generate(ids, max_new_tokens=12)
     gone, weight = weakref.ref(model), weakref.ref(model.lm_head.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def hook_that_holds_the_model(model):
+    model.model.layers[0].register_forward_hook(lambda layer, args, output: model.config and output)
+
+
+def method_that_holds_the_model(model):
+    model.forward = types.MethodType(lambda self, *args, **kwargs: type(self).forward(self, *args, **kwargs), model)
+
+
+@pytest.mark.parametrize("hold", [hook_that_holds_the_model, method_that_holds_the_model])
+def test_model_whose_code_holds_it_is_garbage_collected(hold):
+    model = tiny.llama()
+    hold(model)
+    tr.accelerate(model).generate(tiny.prompt(0, 6), max_new_tokens=12)
+    gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert weight() is None
 
 
 def test_facts_survive_the_replacement_of_offloaded_weights(model, numbers):

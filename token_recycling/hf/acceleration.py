@@ -75,6 +75,8 @@ class Acceleration:
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.target is not None:
+            self.target.hold_weakly()
         if self.target is None or self.backend.captures(self.target):
             self._passes = self.backend
 
@@ -90,6 +92,7 @@ class Acceleration:
         if target is None or target.model is not original or not target.is_current():
             target = ready(original)
             self._check_drafter(target)
+            target.hold_weakly()
             self.target = target
             self._passes = self.backend if self.backend.captures(target) else EAGER
         return target

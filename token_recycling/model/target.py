@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +51,8 @@ class Target:
             raise UnsupportedModelError(model_info(model).reason)
         self.facts = facts_of(model)
         """Facts about the model in its present state."""
+        self.foreign: tuple[Any, Any, str | None] | None = None
+        """Foreign code in the model, for one state of its code (`foreign`); None until it is searched."""
         self.info = info = model_info(model, self.facts)
         """Facts known without running it."""
         if info.reason is not None:
@@ -59,15 +62,17 @@ class Target:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no weights: its embedding is on the meta device; load the weights"
             )
-        self.model, self.device, self.dtype = model, device, model.dtype
+        self._model: weakref.ref[PreTrainedModel] = weakref.ref(model)
+        self._held: PreTrainedModel | None = model
+        self.device, self.dtype = device, model.dtype
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
         self.cache_layout = layout_of(DynamicCache(config=self.config))
         """Layer types of the model's own empty cache."""
         self._attention_names = stand_in(self.config, info.attention, info.named_attention)
         """Names of the attention functions that ours replace."""
-        self.eager = uncompiled(model)
-        """The uncompiled model, which forward passes call: torch would recompile for every new shape of a tree."""
+        eager = uncompiled(model)
+        self._eager: Any = None if eager is model else eager
         self.inputs = TreeInputs(info, self.device, self.dtype)
         """Builds the ids, masks and positions of its forward passes."""
         self.fixed_shapes = device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
@@ -76,7 +81,7 @@ class Target:
         """
         self.prepacked = prepacked_of(model)
         """Prepacked weights, if `prepack` was called before."""
-        self.compiled = self.eager is not model
+        self.compiled = self._eager is not None
         """Whether the whole model is compiled by torch.compile."""
         self.processes = model.tp_size or 1
         """Number of processes that hold a part of the model each (tensor parallelism)."""
@@ -103,6 +108,28 @@ class Target:
         """Arguments of every pass, whatever the configuration says."""
         if "output_router_logits" in self.arguments:  # needed only for a loss, which cannot take a tree mask
             self._options["output_router_logits"] = False
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model itself."""
+        model = self._model() if self._held is None else self._held
+        assert model is not None, "a call holds its model"
+        return model
+
+    @property
+    def eager(self) -> Any:
+        """The uncompiled model, which forward passes call: torch would recompile for every new shape of a tree."""
+        return self.model if self._eager is None else self._eager
+
+    @eager.setter
+    def eager(self, model: Any) -> None:
+        self._eager = model
+
+    def hold_weakly(self) -> None:
+        """No longer keep the model alive. Called where the model holds this target, so that `del model` frees its
+        weights immediately, as for every other model.
+        """
+        self._held = None
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:

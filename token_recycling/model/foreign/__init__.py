@@ -43,6 +43,8 @@ from ..parts import replaced_in
 from ..target import Target
 from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
 
+_NO_CODE = "no foreign code"
+
 
 def why_not(target: Target, batch: int, padded: bool, beside: Sequence[Any], cache: Cache | None) -> str | None:
     """Return why foreign code prevents accelerating a call with `batch` sequences, `padded` or not, or None. `beside`:
@@ -101,10 +103,19 @@ def code_beside(objects: Iterable[Any]) -> list[Any]:
 
 
 def _code_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
-    """Return the foreign code in a model that trials must check, and why no trial can clear it; searched once."""
-
-    def search() -> tuple[tuple[Foreign, ...], str | None]:
+    """Return the foreign code in a model that trials must check, and why no trial can clear it; searched once. Code may
+    hold the model, so it is kept with the target: the facts about a model would keep it alive. They note its absence.
+    """
+    facts = target.facts
+    without: tuple[tuple[Foreign, ...], str | None] | None = facts.recall(_NO_CODE, of="code")
+    if without is not None:
+        return without
+    state = facts.fingerprint.code
+    if target.foreign is None or target.foreign[0] is not state:
         pieces = foreign_code(target.model, target.info.quantized)
-        return pieces, why_not_plain_loop(target.model, pieces)
-
-    return target.facts.get("foreign code", search, of="code")
+        reason = why_not_plain_loop(target.model, pieces)
+        target.foreign = state, pieces, reason
+        if not pieces:
+            return facts.get(_NO_CODE, lambda: (pieces, reason), of="code")
+    _, pieces, reason = target.foreign
+    return pieces, reason
