@@ -90,7 +90,7 @@ FAILED = {
         lambda page: answered(page, ("end", {"text": "", "finish_reason": "stop", "usage": NOT_ACCELERATED})),
         "beams",
     ),
-    "a prompt that is too long": (lambda page: page.fill("#prompt", PROMPT * 200), "300 tokens"),
+    "a prompt that is too long": (lambda page: page.fill("#prompt", PROMPT * 200), "300 maximum"),
     "a schema for a model without an EOS token": (lambda page: schema_of(page, "{}"), "eos_token_id"),
     "an unreachable server": (lambda page: page.route("**/steps", lambda route: route.abort()), "reached"),
 }
