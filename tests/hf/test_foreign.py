@@ -258,11 +258,14 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
     "last row of logits": (hooked(lambda: lambda m, i, o: torch.cat([o[:, :-1], -o[:, -1:]], 1), "lm_head"), "lm_head"),
-    "more logits": (hooked(lambda: lambda m, i, o: torch.cat([o, o[..., :5]], -1), "lm_head"), "69 logits of 64"),
+    "more logits": (
+        hooked(lambda: lambda m, i, o: torch.cat([o, o[..., :5]], -1), "lm_head"),
+        "69 logits for a vocabulary of 64",
+    ),
     "one row": (hooked(lambda: one_row, "model.norm"), "one_row"),
     "several rows": (hooked(lambda: several_rows), "several_rows"),
     "many rows": (hooked(lambda: many_rows), "many_rows"),
-    "of a large state": (hooked(lambda: of_a_large_state), "of_a_large_state decides"),
+    "of a large state": (hooked(lambda: of_a_large_state), "of_a_large_state branches"),
     "of a large number": (
         hooked(lambda: lambda m, i, o: o + VECTOR if o.max().item() > 99.5 else o, "lm_head"),
         "branches for all rows",

@@ -80,9 +80,17 @@ def test_stand_in_rejects_operations_across_devices(two_devices):
 
 
 def move_inputs(module, device):
-    """Make a module move its inputs to its device, as accelerate's hooks do."""
+    """Make a module move its inputs to its device, as accelerate's hooks do: with stateless code."""
+
+    def to_device(value):
+        if isinstance(value, tuple):
+            return tuple(map(to_device, value))
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
     forward = module.forward
-    module.forward = lambda *args, **kwargs: forward(*moved(args, device), **moved(kwargs, device))
+    module.forward = lambda *args, **kwargs: forward(
+        *map(to_device, args), **{name: to_device(value) for name, value in kwargs.items()}
+    )
 
 
 def put_first_half_there(model):
