@@ -28,7 +28,7 @@ demo: setup      ## a chat answer, JSON and an edit with SmolLM2-135M-Instruct (
 
 # Each worker starts with a contiguous part of the tests, so most servers and models of a folder are created once.
 WORKERS := --numprocesses auto --maxprocesses 8 --dist worksteal
-test: setup      ## run the tests required before every commit (five to ten minutes on two cores)
+test: setup      ## run the tests required before every commit (three to ten minutes on two cores)
 	$(RUN)/python -m pytest $(WORKERS)
 
 ONE_FAMILY := test_trees_equal_linear_decoding_and_outputs_equal_generate[llama-sdpa]
