@@ -8,6 +8,7 @@ from support.eagle_heads import (
     EAGLE_1,
     EAGLE_3,
     IDS,
+    LAYER,
     SPECULATORS,
     counting_head,
     normed,
@@ -22,7 +23,11 @@ import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.model.target import Target
 
-EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
+WINDOW = {**LAYER, "layer_types": ["sliding_attention"], "sliding_window": 6}
+EAGLE_31 = {
+    **SPECULATORS,
+    **{"norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4], "transformer_layer_config": WINDOW},
+}
 CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}
 
 

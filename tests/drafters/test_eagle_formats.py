@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import tiny
 from support.eagle_heads import (
     DRAFT,
@@ -34,22 +36,45 @@ from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.model.target import Target
 
 QWEN_3 = {**LAYER, "model_type": "qwen3", "head_dim": 8, "layer_types": ["full_attention"], "use_sliding_window": False}
+IDLE = {
+    "sliding_window": 512,
+    "use_sliding_window": False,
+    "max_window_layers": 36,
+    "bos_token_id": 1,
+    "modal_type": "VLM",
+}
+STATES = "eagle_aux_hidden_state_layer_ids"
+MODEL_OPT = {STATES: [1, 11, 21], "use_aux_hidden_state": True, "use_last_layernorm": True, "next_layer_regular": True}
+PUBLISHED = {
+    **SPECULATORS,
+    **{"architectures": ["Eagle3DraftModel"], "auto_map": {"": "config.Eagle3SpeculatorConfig"}, "dtype": "bfloat16"},
+    **{"has_no_defaults_at_init": False, "tie_word_embeddings": False, "target_hidden_size": None},
+}
+WINDOW = {**LAYER, "layer_types": ["sliding_attention"], "sliding_window": 3, "use_sliding_window": True}
 KNOWN: dict[str, dict[str, Any]] = {
     "EAGLE-1": EAGLE_1,
     "EAGLE-1 with biases in the attention": {**EAGLE_1, "qkv_bias": True},
+    "EAGLE-1 of Mixtral": {**EAGLE_1, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]},
     "EAGLE-3": {**EAGLE_3, "architectures": ["LlamaForCausalLM"]},
     "EAGLE-3 with the whole vocabulary": {**EAGLE_3, "draft_vocab_size": VOCABULARY},
     "EAGLE-3 without draft_vocab_size": without(EAGLE_3, "draft_vocab_size"),
-    "SpecForge": {**EAGLE_3, "target_hidden_size": 16, "head_dim": 8, "norm_output": True},
-    "SpecForge without norm_output": {**EAGLE_3, "norm_output": False},
+    "EAGLE-3 with biases": {**EAGLE_3, "attention_bias": True, "bias": True},
+    "SpecForge": {**EAGLE_3, **IDLE, "target_hidden_size": 16, "head_dim": 8, "norm_output": False},
+    "SpecForge, EAGLE-3.1": {**EAGLE_3, "fc_norm": True, "norm_output": True},
+    "AngelSlim": {**EAGLE_3, **IDLE, "architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3_vl"},
+    "ModelOpt": {**EAGLE_3, "eagle_config": MODEL_OPT},
+    "ModelOpt without the last norm": {**EAGLE_3, "eagle_config": {**MODEL_OPT, "use_last_layernorm": False}},
+    "vLLM": {**EAGLE_3, STATES: [1, 2, 3, 5], "norm_before_fc": True, "num_aux_hidden_states": 4},
     "speculators": SPECULATORS,
+    "speculators, as published": PUBLISHED,
     "speculators, norm_output": {**SPECULATORS, "norm_output": True},
     "speculators, target of another width": {**SPECULATORS, "target_hidden_size": 16},
     "speculators, norm_before_fc": {**SPECULATORS, "norm_before_fc": True},
     "speculators, fc_norm": {**SPECULATORS, "fc_norm": True},
     "speculators, qwen3": {**SPECULATORS, "transformer_layer_config": QWEN_3},
     "speculators, two layers": {**SPECULATORS, "transformer_layer_config": {**LAYER, "num_hidden_layers": 2}},
-    "speculators, four states": {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 5]},
+    "speculators, a window": {**PUBLISHED, "transformer_layer_config": WINDOW},
+    "speculators, four states": {**SPECULATORS, STATES: [1, 2, 3, 5]},
 }
 
 
@@ -66,7 +91,7 @@ def compute_outputs(saved, embedded, states, places):
     """Return outputs (n, WIDTH) of rows that attend to the rows before them."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
-        return saved.head(embedded[None], states[None], places[None], visible, DynamicCache())[0]
+        return saved.head(embedded[None], states[None], places[None], visible, DynamicCache(), places)[0]
 
 
 @pytest.mark.parametrize("config", KNOWN.values(), ids=KNOWN.keys())
@@ -83,13 +108,10 @@ def test_head_computes_the_same_as_its_program(config, tmp_path):
         assert torch.equal(saved.head.fed(ours), ours), "its outputs are fed back unchanged"
         assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), "the given output layer is applied"
         return
-    # In speculators `norm_output` says whether the normed state is fed back, in SpecForge whether logits use it.
-    normal, is_speculators = normed(wanted, tensors["norm.weight"]), "speculators_model_type" in config
-    fed = normal if is_speculators and config.get("norm_output") else wanted
-    said = normal if is_speculators or config.get("norm_output", True) else wanted
-    assert torch.allclose(saved.head.fed(ours), fed, atol=1e-4)
+    normal = normed(wanted, tensors["norm.weight"]) if "norm.weight" in tensors else wanted
+    assert torch.allclose(saved.head.fed(ours), normal if config.get("norm_output") else wanted, atol=1e-4)
     logits = saved.head.logits(ours, torch.nn.Identity())
-    assert torch.allclose(logits, said @ tensors["lm_head.weight"].T, atol=1e-4)
+    assert torch.allclose(logits, normal @ tensors["lm_head.weight"].T, atol=1e-4)
 
 
 def test_states_that_a_head_reads(tmp_path):
@@ -101,8 +123,40 @@ def test_states_that_a_head_reads(tmp_path):
     assert head_of(tmp_path / "all", KNOWN["EAGLE-3 with the whole vocabulary"])[0].head.ids is None
     none = {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": None}
     assert head_of(tmp_path / "s", none)[0].head.shape.states_of(28) == (2, 14, 25)
-    four = KNOWN["speculators, four states"]
-    assert head_of(tmp_path / "four", four)[0].head.shape.states_of(32) == (1, 2, 3, 5)
+    for number, name in enumerate(("speculators, four states", "vLLM")):
+        assert head_of(tmp_path / str(number), KNOWN[name])[0].head.shape.states_of(32) == (1, 2, 3, 5)
+    assert head_of(tmp_path / "outputs", KNOWN["ModelOpt"])[0].head.shape.states_of(24) == (2, 12, 22)
+
+
+def test_weights_in_several_files_and_with_the_prefix_of_a_model(tmp_path):
+    config = {**EAGLE_3, "draft_vocab_size": VOCABULARY}
+    tensors = tensors_of(config)
+    marks = {"d2t": torch.zeros(VOCABULARY, dtype=torch.long), "t2d": torch.zeros(VOCABULARY, dtype=torch.bool)}
+    whole = {f"model.{name}": tensor for name, tensor in {**tensors, **marks, "rotary_emb.inv_freq": IDS}.items()}
+    written(tmp_path, config, whole)
+    names, files = [*whole], ["a.safetensors", "b.safetensors"]
+    for number, file in enumerate(files):
+        save_file({name: whole[name] for name in names[number::2]}, tmp_path / file)
+    places = {name: files[number % 2] for number, name in enumerate(names)}
+    (tmp_path / "model.safetensors").rename(tmp_path / "whole.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    saved = load_head(tmp_path)
+    assert saved.head.ids is None
+    assert all(torch.equal(saved.head.state_dict()[name], tensor) for name, tensor in tensors.items())
+
+
+def test_head_without_an_output_layer_uses_the_targets(tmp_path):
+    config = {**EAGLE_3, "draft_vocab_size": VOCABULARY}
+    saved = load_head(written(tmp_path, config, without(tensors_of(config), "lm_head.weight")))
+    states = torch.randn(3, WIDTH)
+    assert torch.equal(saved.head.logits(states, torch.nn.Identity()), saved.head.norm(states))
+
+
+def test_keys_without_a_known_meaning_are_ignored_with_a_warning(tmp_path, caplog):
+    """Such as those of a target; not if they are empty."""
+    written(tmp_path, {**EAGLE_3, "use_qk_norm": True, "new_thing": None, "im_end_token_id": 5}, tensors_of(EAGLE_3))
+    load_head(tmp_path)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["use_qk_norm=True"]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +166,9 @@ def test_states_that_a_head_reads(tmp_path):
         ({"rope_theta": None, "rope_scaling": None}, 10000.0, 1),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}, 1000.0, 1),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 10000.0, 4),
+        ({"rope_theta": 500.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, 500.0, 1),
+        ({"rope_scaling": {"type": "default", "rope_type": "default", "mrope_interleaved": True}}, 10000.0, 1),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}, "rope_theta": 90.0}, 90.0, 2),
     ],
 )
 def test_rotary_parameters_are_those_of_the_file(change, theta, factor, tmp_path):
@@ -145,28 +202,33 @@ def test_embedding_of_the_file_is_used_if_it_differs(tmp_path):
 # invalid files
 
 
-UNKNOWN_KEYS = [
-    (EAGLE_1, {"new_thing": 1}, "new_thing=1"),
+UNSUPPORTED = [
     (EAGLE_1, {"num_hidden_layers": 2}, "got 2"),
     (EAGLE_1, {"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
     (EAGLE_1, {"hidden_act": "bent"}, "'bent'"),
-    (EAGLE_1, {"model_type": "mistral"}, "'mistral'"),
     (EAGLE_1, {"architectures": ["MedusaForCausalLM"]}, "MedusaForCausalLM"),
     (without(EAGLE_1, "intermediate_size"), {}, "intermediate_size"),
-    (EAGLE_3, {"eagle_config": {}}, "eagle_config"),
+    (EAGLE_1, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config={'quant_method': 'fp8'}"),
+    (EAGLE_3, {"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel"),
+    (EAGLE_3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False"),
+    (EAGLE_3, {"rope_scaling": {"type": "new"}}, "'new'"),
     (SPECULATORS, {"speculators_model_type": "eagle"}, "'eagle'; EAGLE-1 heads are read in the authors' format"),
+    (SPECULATORS, {"speculators_model_type": "peagle"}, "peagle is unsupported"),
     (SPECULATORS, {"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm"),
     (SPECULATORS, {"transformer_layer_config": {**LAYER, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    (SPECULATORS, {"transformer_layer_config": {**LAYER, "model_type": "mistral"}}, "'mistral'"),
     (SPECULATORS, {"transformer_layer_config": without(QWEN_3, "head_dim")}, "head_dim"),
-    (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "layer_types": ["sliding_attention"]}}, "layer_types="),
+    (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "layer_types": ["linear_attention"]}}, "layer_types="),
+    (SPECULATORS, {"transformer_layer_config": without(WINDOW, "sliding_window")}, "sliding_window is missing"),
+    (SPECULATORS, {"transformer_layer_config": {**WINDOW, "num_hidden_layers": 2}}, "layer_types must name 2"),
     (without(SPECULATORS, "transformer_layer_config"), {}, "transformer_layer_config"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("config", "change", "words"), UNKNOWN_KEYS, ids=lambda one: one if isinstance(one, str) else ""
+    ("config", "change", "words"), UNSUPPORTED, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_unknown_keys_are_named(config, change, words, tmp_path):
+def test_unsupported_values_are_named(config, change, words, tmp_path):
     is_first = "speculators_model_type" not in config and "draft_vocab_size" not in config
     written(tmp_path, {**config, **change}, tensors_of(EAGLE_1 if is_first else EAGLE_3))
     with pytest.raises(TrainedPartError) as error:
@@ -185,6 +247,7 @@ def test_unknown_keys_are_named(config, change, words, tmp_path):
         (EAGLE_3, "d2t", None, r"d2t .*\(24,\)"),
         (EAGLE_3, "d2t", torch.full((DRAFT,), 60), "24 .*64"),
         (EAGLE_3, "t2d", torch.ones(VOCABULARY, dtype=torch.bool), "t2d .*24"),
+        (EAGLE_3, "embed_tokens.weight", torch.ones(VOCABULARY - 1, WIDTH), r"embed_tokens.weight .*\(64, 32\), got"),
         (SPECULATORS, "verifier_lm_head.weight", torch.ones(2, 2), "verifier_lm_head.weight"),
     ],
 )

@@ -70,7 +70,9 @@ def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
         made |= {f"{prefix}mlp.{name}_proj.weight": matrix(WITHIN, WIDTH) for name in ("gate", "up")}
         made[f"{prefix}mlp.down_proj.weight"] = matrix(WIDTH, WITHIN)
         made[f"{prefix}post_attention_layernorm.weight"] = norm(WIDTH)
-        if config.get("qkv_bias"):
+        if layer.get("attention_bias"):
+            sizes["o"] = (WIDTH, HEADS * DIM)
+        if config.get("qkv_bias") or layer.get("attention_bias"):
             made |= {f"{prefix}self_attn.{name}_proj.bias": matrix(size[0]) for name, size in sizes.items()}
         if layer.get("model_type") == "qwen3":
             made |= {f"{prefix}self_attn.{name}_norm.weight": norm(DIM) for name in ("q", "k")}
@@ -81,12 +83,16 @@ def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
         return made | ({"fc.bias": matrix(WIDTH)} if config.get("bias", True) else {})
     states = len(config.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0))
     target, draft = config.get("target_hidden_size") or WIDTH, config.get("draft_vocab_size") or VOCABULARY
-    first = "layers.0." if "speculators_model_type" in config else "midlayer."
+    first = first_layer(config)
     made = {"fc.weight": matrix(WIDTH, states * target), **decoder_layer(first, 2 * WIDTH)}
+    if config.get("bias"):
+        made["fc.bias"] = matrix(WIDTH)
     made |= {f"{first}{name}.weight": norm(WIDTH) for name in ("hidden_norm", "input_layernorm")}
     for number in range(1, layer["num_hidden_layers"]):
         made |= {**decoder_layer(f"layers.{number}.", WIDTH), f"layers.{number}.input_layernorm.weight": norm(WIDTH)}
     made |= {"norm.weight": norm(WIDTH), "lm_head.weight": matrix(draft, WIDTH)}
+    if config.get("eagle_config", {}).get("use_last_layernorm") is False:
+        del made["norm.weight"]
     if config.get("norm_before_fc"):
         made["input_norm.weight"] = norm(states * target)
     if config.get("fc_norm"):
@@ -96,6 +102,11 @@ def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
         marks[IDS] = True
         made |= {"d2t": IDS - torch.arange(draft), "t2d": marks}
     return made
+
+
+def first_layer(config: Mapping[str, Any]) -> str:
+    """Return the prefix of the tensors of the first layer in a format."""
+    return "layers.0." if {"speculators_model_type", "eagle_config"} & {*config} else "midlayer."
 
 
 def written(folder: Path, config: Mapping[str, Any], tensors: Tensors, pickled: bool = False) -> Path:
@@ -138,7 +149,7 @@ def attended(
     keys, values = (one.repeat_interleave(HEADS // KV_HEADS, dim=0) for one in (keys, values))
     scores = (queries @ keys.transpose(1, 2) / DIM**0.5).masked_fill(~visible, float("-inf"))
     mixed = (scores.softmax(-1) @ values).transpose(0, 1).reshape(len(inputs), -1)
-    return linear(mixed, tensors[f"{prefix}o_proj.weight"])
+    return linear(mixed, tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias"))
 
 
 def after_attention(tensors: Tensors, prefix: str, states: torch.Tensor) -> torch.Tensor:
@@ -158,6 +169,9 @@ def outputs_of(
 ) -> torch.Tensor:
     """Return a head's outputs for embeddings and states (n, WIDTH), the states already being in the head's space."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril() if visible is None else visible
+    inner = config.get("transformer_layer_config", config)
+    if "sliding_attention" in inner.get("layer_types", ()):
+        visible = visible & (places > places[:, None] - inner["sliding_window"])
 
     def layer(prefix: str, inputs: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         found = attended(tensors, f"{prefix}self_attn.", inputs, places, visible, theta)
@@ -166,11 +180,11 @@ def outputs_of(
     if "lm_head.weight" not in tensors:
         x = linear(torch.cat([embedded, states], -1), tensors["fc.weight"], tensors.get("fc.bias"))
         return layer("layers.0.", x, x)
-    first = "layers.0." if "speculators_model_type" in config else "midlayer."
+    first = first_layer(config)
     hidden = normed(states, tensors[f"{first}hidden_norm.weight"])
     both = torch.cat([normed(embedded, tensors[f"{first}input_layernorm.weight"]), hidden], -1)
     made = layer(first, both, hidden if config.get("norm_before_residual") else states)
-    for number in range(1, config.get("transformer_layer_config", config)["num_hidden_layers"]):
+    for number in range(1, inner["num_hidden_layers"]):
         prefix = f"layers.{number}."
         made = layer(prefix, normed(made, tensors[f"{prefix}input_layernorm.weight"]), made)
     return made
@@ -185,7 +199,7 @@ def own_states(config: Mapping[str, Any], tensors: Tensors, states: torch.Tensor
     if config.get("fc_norm"):
         each = states.split(config.get("target_hidden_size") or WIDTH, dim=-1)
         states = torch.cat([normed(one, tensors[f"fc_norm.{number}.weight"]) for number, one in enumerate(each)], -1)
-    return linear(states, tensors["fc.weight"])
+    return linear(states, tensors["fc.weight"], tensors.get("fc.bias"))
 
 
 def counting_head(folder: Path, model: PreTrainedModel) -> Path:

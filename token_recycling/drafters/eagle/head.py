@@ -47,16 +47,19 @@ class HeadShape:
     """Indices of the target's hidden states that it reads; None for those of the paper."""
     draft_vocabulary: int = 0
     """Number of tokens that an EAGLE-3 head can predict."""
+    windows: tuple[int, ...] = ()
+    """Number of positions that each layer attends to, its own included, 0 for all; () if all layers attend to all."""
     fc_bias: bool = False
-    qkv_bias: bool = False
+    own_output: bool = True
+    """An EAGLE-3 head has its own output layer, not the target's."""
     norm_before_fc: bool = False
     """Normalize the concatenated states."""
     fc_norm: bool = False
     """Normalize each state separately."""
     norm_before_residual: bool = False
     """The residual path carries the normalized state."""
-    norm_logits: bool = True
-    """The output layer reads the normalized state."""
+    last_norm: bool = True
+    """There is a norm before the output layer."""
     feeds_normed: bool = False
     """The normalized state is fed back (EAGLE-3.1)."""
 
@@ -96,17 +99,25 @@ class EagleHead(nn.Module):
         positions: torch.Tensor,
         mask: torch.Tensor | None,
         cache: Cache,
+        keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n),
         and append the rows to the cache. A row attends to the keys in `mask` (batch or 1, 1, n, keys) bool, all if
-        None.
+        None; in a layer with a window, to those of them within it by their positions `keys` (keys,).
         """
-        rotated = self.rotary(embedded, positions)
-        attention = {"position_embeddings": rotated, "attention_mask": mask, CACHE: cache}
-        return self.through(embedded, states, attention)
+        rotated, masks = self.rotary(embedded, positions), {0: mask}
+        for window in {*self.shape.windows} - {0}:
+            assert keys is not None
+            near = (keys > positions[..., None] - window)[:, None]
+            masks[window] = near if mask is None else mask & near
+        windows = self.shape.windows or (0,) * self.shape.layer.num_hidden_layers
+        attentions = [
+            {"position_embeddings": rotated, "attention_mask": masks[window], CACHE: cache} for window in windows
+        ]
+        return self.through(embedded, states, attentions)
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
-        """Return outputs as `forward` does, given the arguments of the layers' attention."""
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attentions: list[dict[str, Any]]) -> torch.Tensor:
+        """Return outputs as `forward` does, given the arguments of each layer's attention."""
         raise NotImplementedError
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -143,9 +154,9 @@ class Eagle1Head(EagleHead):
     def fused(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attentions: list[dict[str, Any]]) -> torch.Tensor:
         inputs = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
-        return self.layers[0](inputs, inputs, attention)
+        return self.layers[0](inputs, inputs, attentions[0])
 
 
 class Eagle3Head(EagleHead):
@@ -156,7 +167,7 @@ class Eagle3Head(EagleHead):
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
         super().__init__(shape)
         layer, width = shape.layer, shape.width
-        self.fc = nn.Linear(shape.read_width, width, bias=False)
+        self.fc = nn.Linear(shape.read_width, width, bias=shape.fc_bias)
         if shape.norm_before_fc:
             self.input_norm = LlamaRMSNorm(shape.read_width, layer.rms_norm_eps)
         if shape.fc_norm:
@@ -166,8 +177,8 @@ class Eagle3Head(EagleHead):
         kind = _kinds(layer)[2]
         more = range(1, layer.num_hidden_layers)
         self.layers = nn.ModuleDict({str(number): kind(layer, number) for number in more})
-        self.norm = LlamaRMSNorm(width, layer.rms_norm_eps)
-        self.lm_head = nn.Linear(width, shape.draft_vocabulary, bias=False)
+        self.norm = LlamaRMSNorm(width, layer.rms_norm_eps) if shape.last_norm else nn.Identity()
+        self.lm_head: Any = nn.Linear(width, shape.draft_vocabulary, bias=False) if shape.own_output else None
         self.register_buffer("_ids", ids, persistent=False)
 
     @property
@@ -181,9 +192,9 @@ class Eagle3Head(EagleHead):
             states = torch.cat([norm(state) for norm, state in zip(self.fc_norm, each, strict=True)], dim=-1)
         return self.fc(self.input_norm(states) if self.shape.norm_before_fc else states)
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
-        outputs = self.midlayer(embedded, states, attention)
-        for layer in self.layers.values():
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attentions: list[dict[str, Any]]) -> torch.Tensor:
+        outputs = self.midlayer(embedded, states, attentions[0])
+        for layer, attention in zip(self.layers.values(), attentions[1:], strict=True):
             outputs = layer(outputs, **attention)
         return outputs
 
@@ -191,10 +202,10 @@ class Eagle3Head(EagleHead):
         return self.norm(outputs) if self.shape.feeds_normed else outputs
 
     def normed(self, outputs: torch.Tensor) -> torch.Tensor:
-        return self.norm(outputs) if self.shape.norm_logits else outputs
+        return self.norm(outputs)
 
     def output(self, output_layer: nn.Module) -> nn.Module:
-        return self.lm_head
+        return self.lm_head or output_layer
 
 
 def _kinds(layer: LlamaConfig | Qwen3Config) -> tuple[type[Any], type[Any], type[Any]]:
@@ -214,8 +225,7 @@ class _FirstLayer(nn.Module):
         self.self_attn = attention(layer, 0)
         for name in ("q_proj", "k_proj", "v_proj"):
             projection = getattr(self.self_attn, name)
-            bias = shape.qkv_bias or projection.bias is not None
-            setattr(self.self_attn, name, nn.Linear(inputs, projection.out_features, bias=bias))
+            setattr(self.self_attn, name, nn.Linear(inputs, projection.out_features, bias=False))
         self.post_attention_layernorm = LlamaRMSNorm(layer.hidden_size, layer.rms_norm_eps)
         self.mlp = mlp(layer)
 

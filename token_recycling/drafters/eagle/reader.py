@@ -87,7 +87,8 @@ class HeadReader(PendingStates):
         positions = torch.arange(self._next, self._next + n, device=placed.device)[None]
         mask = torch.ones(1, 1, n, cached + n, dtype=torch.bool, device=placed.device).tril(cached) if n > 1 else None
         fused = placed.head.fused(states[None].to(placed.dtype))
-        outputs = placed.head(placed.embed(tokens), fused, positions, mask, self._cache)
+        keys = self._keys(positions[0])
+        outputs = placed.head(placed.embed(tokens), fused, positions, mask, self._cache, keys)
         self._next += n
         return outputs[0]
 
@@ -101,8 +102,18 @@ class HeadReader(PendingStates):
         mask = pad(visible, (self._next - self.begin, 0), value=True)[None, None]
         states = placed.head.fed(self._outputs[below])[None]
         embedded = placed.embed(torch.tensor(tokens))
-        outputs = placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0]
+        positions = depths + self._next - 1
+        keys = self._keys(self._depths[1:] + self._next - 1, positions)
+        outputs = placed.head(embedded, states, positions[None], mask, self._cache, keys)[0]
         self._outputs = torch.cat([self._outputs, outputs])
         self._visible = torch.cat([pad(self._visible, (0, n)), visible])
         self._depths = torch.cat([self._depths, depths])
         return placed.logits(outputs)
+
+    def _keys(self, *positions: torch.Tensor) -> torch.Tensor | None:
+        """Return the positions (keys,) of the rows read of the sequence and of further ones; None if no layer has a
+        window.
+        """
+        if not any(self._placed.head.shape.windows):
+            return None
+        return torch.cat([torch.arange(self.begin, self._next, device=self._placed.device), *positions])
