@@ -106,6 +106,15 @@ def far_in_the_pass(module, inputs, kwargs, output):
     return output + VECTOR * (kwargs["position_ids"].max() > 12)
 
 
+def beyond_a_fraction(module, inputs, kwargs, output):
+    """As `far_in_the_pass`, but name no integer that a trial could try as a length."""
+    return output + VECTOR if kwargs["position_ids"].max() > 30.5 else output
+
+
+def at_mean_position(module, inputs, kwargs, output):
+    return output + VECTOR * torch.sigmoid(10 * (kwargs["position_ids"].float().mean() - 30.5))
+
+
 def of_a_large_state(module, inputs, output):
     """Change all rows of a forward pass if one state is large. In short sequences none is."""
     return output + VECTOR if bool((output > 4.5).any()) else output
@@ -274,6 +283,8 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by large columns": (hooked(lambda: by_large_columns), "where other nodes are large"),
     "exactly nine rows": (hooked(lambda: exactly_nine_rows), "exactly_nine_rows"),
     "far in the pass": (hooked(lambda: far_in_the_pass, with_kwargs=True), "far_in_the_pass"),
+    "beyond a fraction": (hooked(lambda: beyond_a_fraction, with_kwargs=True), "at distant positions"),
+    "at the mean position": (hooked(lambda: at_mean_position, with_kwargs=True), "at distant positions"),
     "along the pass": (hooked(lambda: along), "along"),
     "mean of the pass": (hooked(lambda: mean, "model.layers.0.self_attn.q_proj"), "mean"),
     "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
@@ -802,6 +813,23 @@ class LastRow(torch.nn.Module):
         return states[:, -1:]
 
 
+class NewTokens(torch.nn.Module):
+    """Embeds some tokens by a table of its own, and the others by the model's; has no weight of its own."""
+
+    def __init__(self, embedding: torch.nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.own = embedding, torch.nn.Embedding.from_pretrained(VECTOR[None])
+
+    def forward(self, ids):
+        return torch.where((ids % 9 == 8)[..., None], self.own(ids * 0), self.embedding(ids))
+
+
+def with_new_tokens() -> LlamaForCausalLM:
+    model = llama()
+    model.set_input_embeddings(NewTokens(model.get_input_embeddings()))
+    return model
+
+
 def with_head(*modules: torch.nn.Module, before: bool = False) -> Bring:
     """Make a model with a wrapped output layer; the wrapper has neither a weight nor a width."""
 
@@ -926,6 +954,7 @@ def with_experts(capacity: int) -> Bring:
 
 
 METHODS: dict[str, tuple[Bring, str | None]] = {
+    "an embedding without a weight": (with_new_tokens, None),
     "a softcapped output layer": (with_head(Softcapped()), None),
     "an output layer of one row": (with_head(LastRow(), before=True), "returns the logits of 1"),
     "other tokens": (lambda: llama(Shifted), "Shifted"),

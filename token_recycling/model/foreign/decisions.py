@@ -2,8 +2,9 @@
 because of one row; so does a column that is rounded unless one of its rows is large. A trial may not hit such a case.
 
 So values that follow from the tokens are traced through all operations of one pass over a tree: no foreign function may
-read a truth value or a float from them. Only classes may read integers: they choose experts by them, row by row. In a
-second check some nodes of a tree are made large, or zero, in the inputs of foreign code: no other node may change.
+read a truth value or a float from them. Only classes may read integers: they choose experts by them, row by row. In
+further checks some nodes of a tree are made large, or zero, in the inputs of foreign code, or are placed at the first
+or the last position that the model has: no other node may change.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _COUNTING = frozenset(
 _FACTORS = {torch.float16: (10.0, 0.0)}
 _USUAL_FACTORS = (100.0, 0.0)
 """Multipliers of nodes, by the model's dtype: smaller where attention scores would overflow."""
+_FAR = 1 << 16
+"""Length up to which positions are tried in models without a limit."""
 
 
 def decides_by_numbers(
@@ -76,9 +79,8 @@ def large_rows_change_others(
     holders = {piece.holder: None for piece in foreign if isinstance(piece.holder, torch.nn.Module)}.keys() - {model}
     if not holders:
         return None
-    rows = 1 + len(nodes)
-    parents, kept = (star(rows), 2) if target.info.branches else (branch(rows), 1)
-    wanted = tree_logits(target, texts, parents, nodes)[:, :kept]
+    parents, kept = _with_others(target, nodes)
+    rows, wanted = len(parents), tree_logits(target, texts, parents, nodes)[:, :kept]
     results = []
     for factor in _FACTORS.get(target.dtype, _USUAL_FACTORS):
         cache, inputs = before_tree(target, texts, parents, nodes)
@@ -87,6 +89,31 @@ def large_rows_change_others(
         # A large node may overflow, and masked values are multiplied by zero: such a result proves nothing.
         results.append(logits if bool((logits.isfinite() | ~wanted.isfinite()).all()) else wanted)
     return torch.stack(results), torch.stack([wanted] * len(results))
+
+
+def distant_rows_change_others(
+    target: Target, texts: torch.Tensor, nodes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return logits of the nodes that must not change while the other nodes are at the first or the last position, and
+    their expected logits; None if the model has a bias for each slot, which positions select. The arguments are those
+    of `large_rows_change_others`.
+    """
+    if target.info.key_bias is not None:
+        return None
+    threshold, (parents, kept) = target.info.length_threshold, _with_others(target, nodes)
+    last = min(target.max_length or _FAR, _FAR if threshold is None else threshold.at) - 1
+    results = []
+    for position in (None, 0, last):
+        cache, inputs = before_tree(target, texts, parents, nodes)
+        if position is not None:
+            inputs.positions[:, kept:] = position
+        results.append(target.forward(inputs, cache)[:, :kept])
+    return torch.stack(results[1:]), torch.stack(results[:1] * 2)
+
+
+def _with_others(target: Target, nodes: torch.Tensor) -> tuple[np.ndarray, int]:
+    """Return the parents of a tree of `nodes`, and how many of its first nodes attend to none of the others."""
+    return (star(1 + len(nodes)), 2) if target.info.branches else (branch(1 + len(nodes)), 1)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from ..parts import own_class, parts_of, registered_attention
 from ..runner import first_pass
 from ..self_test import clamped, leaf_paths, random_tokens, spread, tree_logits, unmasked
 from ..target import Target
-from .decisions import decides_by_numbers, large_rows_change_others
+from .decisions import decides_by_numbers, distant_rows_change_others, large_rows_change_others
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
 from .search import Foreign, listed
 
@@ -232,6 +232,9 @@ def _difference(
         large = large_rows_change_others(target, own, texts, random_tokens(target, _OTHERS, 4))
         if large is not None and (size := off(*large)):
             return what.format(size) + "where other nodes are large or zero"
+        distant = distant_rows_change_others(target, texts, random_tokens(target, _OTHERS, 4))
+        if distant is not None and (size := off(*distant)):
+            return what.format(size) + "where other nodes are at distant positions"
     for logits, expected, where in _further_passes(target, searched, texts, tokens, parents, wanted):
         if size := off(logits, expected):
             return what.format(size) + where
