@@ -51,8 +51,10 @@ def arguments_of(model: PreTrainedModel) -> frozenset[str]:
 def input_device(model: PreTrainedModel) -> torch.device | None:
     """Return the device of the embedding, or the one to which accelerate's hook moves it; None if it has no weights."""
     embedding = model.get_input_embeddings()
-    if embedding.weight.device.type != "meta":
-        return embedding.weight.device
+    # A user's module around the embedding has no weight of its own.
+    weight = embedding.weight if hasattr(embedding, "weight") else next(embedding.parameters())
+    if weight.device.type != "meta":
+        return weight.device
     devices = (getattr(hook, "execution_device", None) for hook in device_map_hooks(embedding))
     return next((torch.device(device) for device in devices if device is not None), None)
 

@@ -88,9 +88,9 @@ class Target:
         self.vocab_size, self.max_length = vocabulary_size(model), context_length(model)
         """Number of logits, the limit for token ids of a draft; and the context length in tokens, None if unknown."""
         embeddings = getattr(model.get_input_embeddings(), "weight", None)
-        self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
-        """Number of token ids that it can embed; 0 if unknown."""
-        if 0 < self.embedded < self.vocab_size:
+        self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else self.vocab_size
+        """Number of token ids that it can embed; that of its logits if unknown."""
+        if self.embedded < self.vocab_size:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has logits of {self.vocab_size} tokens but embeds {self.embedded}: a draft "
                 "could contain a token that it cannot read"

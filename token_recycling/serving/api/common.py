@@ -351,7 +351,7 @@ def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, fiel
 
 def check_ids(engine: Engine, largest: int, field: str) -> None:
     """Raise ApiError for a token that the model does not embed: some tokenizers have more tokens than their model."""
-    if 0 < engine.target.embedded <= largest:  # 0 if unknown
+    if largest >= engine.target.embedded:
         raise invalid(field, f"token ids must be < {engine.target.embedded}, got {largest}")
 
 
