@@ -258,6 +258,29 @@ def test_strict_schema_admits_only_valid_outputs(schema):
             compiled(TOKENIZER, "json_schema", schema)
 
 
+CARD = {"type": "object", "properties": {"card": {"type": "integer"}}}
+TAGGED = [{"properties": {"tag": {"const": tag}, tag: {"type": "integer"}}} for tag in "xy"]
+ADMITTED: list[tuple[dict[str, Any], Any]] = [
+    # Names in dependencies and constants are not excluded by closing the object.
+    ({**CARD, "dependentRequired": {"card": ["owner"]}, "required": ["card"]}, {"card": 1, "owner": None}),
+    ({**CARD, "dependencies": {"owner": ["card"]}}, {"card": 1, "owner": None}),
+    ({**CARD, "dependentSchemas": {"card": {"properties": {"owner": {"type": "null"}}}}}, {"card": 1, "owner": None}),
+    ({**CARD, "enum": [{"card": 1}, {"owner": 2}]}, {"owner": 2}),
+    # Keywords about objects admit all other values.
+    ({"minProperties": 2, "additionalProperties": False}, 5),
+    ({"maxProperties": 1, "minProperties": 1, "additionalProperties": False, "type": ["object", "null"]}, None),
+    # Branches that differ because of a keyword next to oneOf.
+    ({"type": "object", "required": ["tag"], "oneOf": TAGGED}, {"tag": "y", "y": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "value"), ADMITTED)
+def test_strict_schema_admits_a_valid_output(schema, value):
+    assert validator_of(schema).is_valid(value)
+    assert admits(compiled(TOKENIZER, "json_schema", schema), json.dumps(value))
+    assert invalid_outputs(schema, 1) == []
+
+
 def test_schema_that_is_not_strict_admits_a_valid_integer():
     for schema in ENFORCED:
         if validator_of(schema).is_valid(1):

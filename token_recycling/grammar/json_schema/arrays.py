@@ -145,9 +145,8 @@ def _choices(length: float, number: float) -> float:
 
 def _choice_of_items(node: Node, length: int, number: int, holds: Callable[[Sequence[int]], Schema]) -> None:
     """Express a schema that holds for at least one choice of `number` indices."""
-    kinds = node.kinds - ({"array", "integer"} if "number" in node.kinds else {"array"})
     choices = itertools.combinations(range(length), number)
-    node.others.append(either([*([{"type": sorted(kinds)}] if kinds else []), *map(holds, choices)]))
+    node.others.append(either([*node.of_other_types("array"), *map(holds, choices)]))
 
 
 def _items_at(places: Sequence[int], schema: Schema, required: bool) -> Schema:

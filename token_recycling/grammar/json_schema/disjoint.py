@@ -257,14 +257,17 @@ def may_be_closed(schema: dict[str, Any]) -> bool:
     return (
         isinstance(listed, dict)
         and admits_everything(schema.get("unevaluatedProperties", True))
-        and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties"}
-        and all(_only_requires(schema[name], listed) for name in (*IN_PLACE, "then", "else") if name in schema)
+        and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties", "enum", "const"}
+        and all(_only_requires(name, schema[name], listed) for name in (*IN_PLACE, "then", "else") if name in schema)
     )
 
 
-def _only_requires(composition: Any, properties: Any) -> bool:
+def _only_requires(keyword: str, composition: Any, properties: Any) -> bool:
     """Return whether the schemas of a composition have only `required`, with listed properties."""
     branches = composition if isinstance(composition, list) else [composition]
+    if about(keyword) == ("object",) and isinstance(composition, dict):  # names and their dependencies
+        branches = [{"required": one} if isinstance(one, list) else one for one in composition.values()]
+        branches.append({"required": [*composition]})
     return all(
         isinstance(branch, dict)
         and keywords(branch) <= {"required"}

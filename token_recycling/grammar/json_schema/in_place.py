@@ -64,9 +64,10 @@ def _one_of(node: Node, keyword: str) -> None:
     if len(options) > 1 and all(map(node.constrains_only_objects, options)):
         node.kinds &= {"object"}  # other values are valid under all of them
         node.others.append({"type": "object"})
-    types = {"type": sorted(node.kinds)}
+    others = {name: value for name, value in node.schema.items() if name not in ("anyOf", "oneOf")}
+    beside = {"type": sorted(node.kinds)}, others
     closed = map(node.closed_objects, options) if node.closed and node.is_only(keyword) else ()
-    alone, written = ([{"allOf": [types, option]} for option in schemas] for schemas in (options, closed))
+    alone, written = ([{"allOf": [*beside, option]} for option in schemas] for schemas in (options, closed))
     if not node.exclusive(alone, written):
         complements = [
             node.complement(option, {"anyOf": [*options[:number], *options[number + 1 :]]})

@@ -210,4 +210,5 @@ def _choice_of_properties(
     if math.comb(len(names), number) > _MAX_CHOICES:
         node.note(keyword, f"is supported only if at most {_MAX_CHOICES} choices of names satisfy it")
     else:
-        node.others.append(either(holds([*chosen]) for chosen in itertools.combinations(names, number)))
+        choices = [holds([*chosen]) for chosen in itertools.combinations(names, number)]
+        node.others.append(either(choices or node.of_other_types("object")))

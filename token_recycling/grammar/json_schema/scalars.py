@@ -111,8 +111,7 @@ def _multiple_of(node: Node) -> None:
     why = why_inexact(step) or too_many_remainders(step) or inexact(step)
     listed = multiples(step, own.get("minimum", -math.inf), own.get("maximum", math.inf), whole) if why else None
     if listed is not None and why_inexact(listed) is None:
-        others = node.kinds - {"number", "integer"}
-        node.others.append(either([{"enum": listed}, *([{"type": sorted(others)}] if others else [])]))
+        node.others.append(either([{"enum": listed}, *node.of_other_types("number", "integer")]))
         return
     if why is not None:
         node.note("multipleOf", why)
@@ -132,8 +131,7 @@ def _range(node: Node) -> None:
         return
     for name in keywords:
         del node.own[name]
-    others = sorted(node.kinds - {"number", "integer"})
-    node.others.append(either([numbers, *([{"type": others}] if others else [])]))
+    node.others.append(either([numbers, *node.of_other_types("number", "integer")]))
 
 
 # Strings

@@ -190,6 +190,11 @@ class Node:
         self.note(keyword, why, mistaken=True)
         return None
 
+    def of_other_types(self, *kinds: str) -> list[Schema]:
+        """Return the schema of its values of other types than `kinds`, in a list that is empty if there are none."""
+        others = self.kinds - {*kinds} - ({"integer"} if "number" in self.kinds else set())
+        return [{"type": sorted(others)}] if others else []
+
     def is_only(self, keyword: str) -> bool:
         """Return whether the schema has no other keyword, except perhaps `type`."""
         return keywords(self.schema) - {"type"} == {keyword}
