@@ -90,6 +90,14 @@ def test_plain_text_documents_become_text():
     assert user.content == "Facts\nThe grass is green.\nThe sky is blue.\nSea\nThe sky is blue.\nWhich?"
 
 
+def test_system_message_that_only_sets_the_effort_is_skipped():
+    """Claude Code sends it where the user changes the effort (router-for-me/CLIProxyAPI#5738)."""
+    directive = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+    user = {"role": "user", "content": "Hi"}
+    made = MessagesRequest(max_tokens=1, messages=[user, directive, {**user, "content": "so"}]).as_chat().messages
+    assert [(message.role, message.content) for message in made] == [("user", "Hi"), ("user", "so")]
+
+
 def test_prompt_is_scored_without_generation(server, tokenizer):
     """lm-eval sends such requests."""
     body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2, "temperature": 0}

@@ -140,7 +140,7 @@ REFUSED = [
     (A, {"messages": [{"role": "developer", "content": "a"}]}, "messages.0.role", 'got "developer"'),
     (H, {"messages": [{"role": "user", "content": [PICTURE]}]}, "messages.0.content.0", "image_url"),
     (R, {"input": []}, "input", "[]"),
-    (R, {"input": [{"type": "zzz"}]}, "input", 'message, function_call, function_call_output, got [{"type": "zzz"}]'),
+    (R, {"input": [{"type": "zzz"}]}, "input", 'function_call_output, additional_tools, got [{"type": "zzz"}]'),
     (R, {"input": [{"type": "zzz"}, {"content": 3}]}, "input.1.content", "must be a string or a list, got 3"),
     (R, {"input": [{"type": 3}]}, "input.0", "type must be a string, got 3"),
     (
@@ -152,7 +152,7 @@ REFUSED = [
     (C, {"prompt": [5, "a"]}, "prompt.1", 'must be an integer, got "a"'),
     (R, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
     (R, {"input": [{"type": "compaction", "encrypted_content": "x"}, {"content": "a"}]}, "input", "compaction"),
-    (R, {"input": [{"type": "additional_tools", "tools": []}, {"content": "a"}]}, "input", "send them as tools"),
+    (R, {"input": [{"type": "additional_tools"}, {"content": "a"}]}, "input.0", "tools is missing"),
     (A, {"messages": []}, "messages", "[]"),
     (A, {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0", "id"),
     (A, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "image"),

@@ -78,6 +78,32 @@ def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
     assert text.splitlines() == said
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_functions_of_a_namespace_are_called_by_their_own_name(server, says, added):
+    """Codex sends the functions of MCP servers in namespaces, some models' in items (openai/codex#32318)."""
+    other = [{"type": "custom", "name": "exec"}, {"type": "function", "name": "go"}]
+    groups = [{"type": "namespace", "name": "mcp__repl", "tools": tools} for tools in (FLAT, other)]
+    item, output = {"type": "additional_tools", "role": "developer", "tools": groups}, "function_call_output"
+    called = {"type": "function_call", "call_id": "one", "namespace": "mcp__repl", "name": "look", "arguments": "{}"}
+    items = [item] * added + [*ASKED, called, {"type": output, "call_id": "one", "output": "here"}]
+    body = {"input": items, "tools": [*FLAT, *([] if added else groups)]}
+    sent = ResponsesRequest(**body).as_chat()
+    names = [tool["function"]["name"] for tool in sent.shown_tools]
+    assert (names, sent.messages[1].tool_calls[0].function.name) == (
+        ["look", "mcp__repl__look", "mcp__repl__go"],
+        names[1],
+    )
+    for name, shown in (("look", ("look", None)), ("mcp__repl__look", ("look", "mcp__repl"))):
+        says(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>')
+        for stream in (server.client().responses.stream, None):
+            if stream is None:
+                (call,) = server.client().responses.create(model="tiny", **body).output
+            else:
+                with stream(model="tiny", **body) as events:
+                    (call,) = events.get_final_response().output
+            assert (call.name, call.namespace) == shown
+
+
 WRITTEN = {
     "qwen3": '<think>\nwell\n</think>\n\nyes\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
     "<|im_end|>",

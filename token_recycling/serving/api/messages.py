@@ -140,9 +140,13 @@ class Turn(BaseModel, extra="ignore"):
     content: str | list[Annotated[Block, _KNOWN]]
 
     def as_chat(self) -> list[dict[str, Any]]:
-        """Return the turn as messages of a chat, with a separate message per tool result and without reasoning."""
+        """Return the turn as messages of a chat, with a separate message per tool result and without reasoning. A
+        system message without blocks only sets the effort of further turns; it is skipped.
+        """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
+        if self.role == "system" and not self.content:
+            return []
         results = [
             {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text_of(block.content)}
             for block in self.content

@@ -1,6 +1,8 @@
 """`POST /v1/responses`: a chat whose output is a list of items (reasoning, text, function calls).
 
 Nothing is stored: the client sends the whole conversation each time. Reasoning in the conversation is ignored.
+Functions within a namespace, in which Codex groups those of an MCP server, are shown to the model as
+`NAMESPACE__FUNCTION`.
 """
 
 from __future__ import annotations
@@ -47,16 +49,52 @@ from .common import Event, Parts
 PREFIX = "resp_"
 
 
-class Item(BaseModel):
-    """One item of the input: a message, a call, or its output."""
+class NamespacedFunction(Function):
+    """A function, perhaps of a namespace; its name is the one shown to the model."""
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    namespace: str | None = Field(None, exclude=True)
+
+
+def _qualified(namespace: str | None, name: str) -> str:
+    """Return the name under which the model sees a function."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _without_namespaces(tools: Any) -> Any:
+    """Return the tools with each namespace replaced by its tools."""
+    if not isinstance(tools, list):
+        return tools
+    return [tool for stated in tools for tool in _tools_of(stated)]
+
+
+def _tools_of(stated: Any) -> list[Any]:
+    if not isinstance(stated, dict) or stated.get("type") != "namespace":
+        return [stated]
+    namespace, tools = stated.get("name"), stated.get("tools")
+    if not isinstance(namespace, str) or not isinstance(tools, list):
+        warn_ignored("a namespace without a name or tools")
+        return []
+    named = [tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
+    return [{**tool, "name": _qualified(namespace, tool["name"]), "namespace": namespace} for tool in named]
+
+
+Functions = Annotated[
+    list[Annotated[NamespacedFunction, only_of_type("function")]], BeforeValidator(_without_namespaces)
+]
+
+
+class Item(BaseModel):
+    """One item of the input: a message, a call, its output, or further tools."""
+
+    type: Literal["message", "function_call", "function_call_output", "additional_tools"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Content | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: Arguments | None = None
     output: Annotated[Content | None, BeforeValidator(text_only)] = None
+    tools: Functions | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -65,16 +103,22 @@ class Item(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Item:
-        needed = {"message": ("content",), "function_call": ("call_id", "name")}.get(self.type, ("call_id", "output"))
+        needed = _NEEDED[self.type]
         if missing := [name for name in needed if getattr(self, name) is None]:
             raise ValueError(f"{missing[0]} is missing")
         return self
 
 
+_NEEDED = {
+    "message": ("content",),
+    "function_call": ("call_id", "name"),
+    "function_call_output": ("call_id", "output"),
+    "additional_tools": ("tools",),
+}
+"""The types of items, each with its required fields."""
 _REFUSED_ITEMS = {
     "item_reference": "nothing is stored; send the item",
     "compaction": "its content is encrypted; send the items",
-    "additional_tools": "send them as tools",
 }
 """Items that cannot be skipped without changing the conversation, with the remedy."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -87,20 +131,17 @@ def _known_item(item: Any) -> Any:
     if kind in _REFUSED_ITEMS:
         message = f"an input item of type {kind} is not supported: {_REFUSED_ITEMS[kind]}"
         raise ApiError(400, message, "unsupported", "input")
-    if kind in _ITEM_TYPES:
+    if kind in _NEEDED:
         return item
     if kind != "reasoning":
         warn_ignored(f"an input item of type {kind}")
     raise PydanticOmit
 
 
-_ITEM_TYPES = ("message", "function_call", "function_call_output")
-
-
 def _some_item(items: Any, handler: Callable[[Any], list[Item]]) -> list[Item]:
     supported = handler(items)
     if not supported:
-        raise ValueError(f"must have an item of type {', '.join(_ITEM_TYPES)}, got {shown(items)}")
+        raise ValueError(f"must have an item of type {', '.join(_NEEDED)}, got {shown(items)}")
     return supported
 
 
@@ -124,9 +165,7 @@ class ResponsesRequest(TemplatedRequest):
     )
     instructions: str | None = Field(None, description="A system message before all others.")
     max_output_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
-    tools: list[Annotated[Function, only_of_type("function")]] | None = Field(
-        None, description="Functions; other types are skipped."
-    )
+    tools: Functions | None = Field(None, description="Functions, also in namespaces; other types are skipped.")
     tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
     reasoning: ReasoningOptions | None = Field(None, description="`effort`: same as `reasoning_effort` of a chat.")
     text: FormatOptions | None = Field(None, description="`format`: same as `response_format` of a chat.")
@@ -145,11 +184,16 @@ class ResponsesRequest(TemplatedRequest):
         "top_logprobs": (_CHAT, (0,)),
     }
 
+    @property
+    def functions(self) -> list[NamespacedFunction]:
+        """All functions: those in `tools`, and those in items of the input."""
+        items = () if isinstance(self.input, str) else self.input
+        return [*(self.tools or ()), *(tool for item in items for tool in item.tools or ())]
+
     def as_chat(self) -> ChatRequest:
         """Return the request as a chat."""
         tools = [
-            Tool(function=Function(**tool.model_dump(exclude={"type"}, exclude_unset=True)))
-            for tool in self.tools or ()
+            Tool(function=Function(**tool.model_dump(exclude={"type"}, exclude_unset=True))) for tool in self.functions
         ]
         return chat_of(
             self,
@@ -172,10 +216,10 @@ class ResponsesRequest(TemplatedRequest):
                 written.append({"role": item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
                 written.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
-            else:
+            elif item.type == "function_call":
                 if not written or written[-1]["role"] != "assistant":
                     written.append({"role": "assistant"})
-                called = {"name": item.name, "arguments": item.arguments or {}}
+                called = {"name": _qualified(item.namespace, item.name or ""), "arguments": item.arguments or {}}
                 calls = written[-1].setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": called})
         return written
@@ -191,9 +235,10 @@ _TEXTS: dict[Kind, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
 class _Items(Parts):
     """The items of an output."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Iterable[NamespacedFunction]) -> None:
         super().__init__()
         self._numbers = itertools.count()
+        self._namespaces = {tool.name: tool.namespace for tool in functions if tool.namespace is not None}
 
     def event(self, name: str, /, **data: Any) -> Event:
         """Return an event with the next sequence number."""
@@ -207,8 +252,8 @@ class _Items(Parts):
 
     def _beginning(self, piece: Piece) -> Iterator[Event]:
         if piece.kind == "call":
-            item = {"type": "function_call", "id": _id("fc"), "call_id": piece.id, "name": piece.name, "arguments": ""}
-            self.items.append({**item, "status": "in_progress"})
+            item = {"type": "function_call", "id": _id("fc"), "call_id": piece.id, **self._named(piece.name or "")}
+            self.items.append({**item, "arguments": "", "status": "in_progress"})
             yield self._of_item("output_item.added", item=self.items[-1])
             return
         type_, about, of_part, _ = _TEXTS[piece.kind]
@@ -219,6 +264,13 @@ class _Items(Parts):
         part = {"type": type_, "text": "", **of_part}
         self.items[-1]["content"].append(part)
         yield self._of_part("content_part.added", part=part)
+
+    def _named(self, name: str) -> dict[str, str]:
+        """Return the name and the namespace of a function, as the client knows it."""
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            return {"name": name}
+        return {"name": name.removeprefix(_qualified(namespace, "")), "namespace": namespace}
 
     def _growth(self, kind: Kind, text: str) -> Event:
         if kind == "call":
@@ -256,7 +308,7 @@ class ResponseReply:
     """One output as items."""
 
     def __init__(self, engine: Engine, job: Job, body: ResponsesRequest, generation: Generation) -> None:
-        self.generations, self._output = [generation], _Items()
+        self.generations, self._output = [generation], _Items(body.functions)
         self._reason: str | None = None
         self._about = {"id": job.id, "object": "response", "created_at": int(time.time())}
         self._model, self._stated = engine.settings.name, {**_USUAL, **_echo(body, generation.config)}
