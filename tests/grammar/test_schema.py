@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import jsonschema
@@ -312,15 +312,36 @@ def test_endlessly_recursive_values_are_refused(schema):
         compiled(TOKENIZER, "json_schema", schema)
 
 
-@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", r"^\x01$"])
-def test_patterns_that_match_only_listed_properties_are_refused(pattern):
-    """After the last property, llguidance would admit a comma, but no further property."""
-    schema = {**closed({"x": {}, "y": {}}), "patternProperties": {pattern: {"type": "null"}}}
-    with pytest.raises(ValueError, match="#/patternProperties: matches no names except"):
-        compiled(TOKENIZER, "json_schema", schema)
-    grammar = compiled(TOKENIZER, "json_schema", {**schema, "patternProperties": {"^[xyz]$": {"type": "null"}}})
+NAMES = {"type": "object", "patternProperties": {"^[xy]$": {"type": "integer"}}, "additionalProperties": False}
+FINITE: list[dict[str, Any]] = [
+    *({**NAMES, "properties": {"x": {}, "y": {}}, "required": ["x", "y"], "patternProperties": {name: {"type": "null"}}}
+      for name in ["^x$", "^(x|y)$", r"^\x01$", "^[xyz]$"]),
+    {**NAMES, "allOf": [{"required": ["x"]}, {"required": ["y"]}]},
+    {**NAMES, "dependentRequired": {"x": ["y"], "y": ["x"]}},
+    {**NAMES, "required": ["y"], "not": {"required": ["x"]}}, {**NAMES, "required": ["x", "z"], "minProperties": 2},
+    {"type": "object", "propertyNames": {"pattern": "^[xy]$"}, "$ref": "#/$defs/base", "$defs": {
+        "base": {"properties": {"x": {"type": "integer"}, "y": {"type": "boolean"}}}}},
+    {"type": "object", "propertyNames": {"pattern": "^x$"}, "allOf": [{"properties": {"x": {"const": 1}}}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", FINITE, ids=lambda schema: json.dumps(schema)[:60])
+def test_patterns_that_match_only_stated_names_list_them(schema):
+    """After the last name, llguidance would admit a comma, but no further property."""
+    objects = [
+        dict(zip(names, values, strict=True))
+        for names in ("", "x", "y", "xy")
+        for values in product(*[(1, True, None)] * len(names))
+    ]
+    validator = validator_of(schema)
+    if not any(map(validator.is_valid, objects)):
+        with pytest.raises(ValueError, match="admits no value"):
+            compiled(TOKENIZER, "json_schema", schema)
+        return
+    grammar = compiled(TOKENIZER, "json_schema", schema)
+    assert [one for one in objects if admits(grammar, json.dumps(one))] == [*filter(validator.is_valid, objects)]
     outputs = [random_output(grammar, random.Random(seed)) for seed in range(20)]
-    assert all(json.loads(output).keys() <= {*"xyz"} for output in outputs if output is not None)
+    assert all(validator.is_valid(json.loads(output)) for output in outputs if output is not None)
 
 
 NEVER = [{"$ref": "#/$defs/r"}, {"$ref": "#/$defs/o"}, {"allOf": [{"$ref": "#/$defs/r"}, {"type": ["object", "null"]}]}]

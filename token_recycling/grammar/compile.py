@@ -8,16 +8,17 @@ mask takes about ten microseconds. llguidance bounds its own work (`LIMITS`), an
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._util.text_stream import one_line
 from . import ebnf
 from .json_schema import patterns
+from .json_schema.complement import both
 from .json_schema.enforce import Enforceable, enforceable
 from .json_schema.errors import Part, UnenforceableError, Unenforced
-from .json_schema.json_values import Schema
+from .json_schema.json_values import Schema, strings
 from .masks import words_of
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class Grammar:
 
     def admits(self, tokenizer: LLTokenizer, text: str) -> bool:
         """Return whether a text is a complete output."""
-        tokens, matcher = tokenizer.greedy_tokenize(text), self.pristine.deep_copy()
-        if tokenizer.decode_bytes(tokens) != text.encode():  # the vocabulary cannot express the whole text
-            return False
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        return _admits(tokenizer, self.pristine, text)
 
 
 def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) -> Grammar:
@@ -128,7 +126,7 @@ def supported(
     mistakes = [lost for lost in enforced.unenforced if lost.mistaken]
     if mistakes:
         raise UnenforceableError(mistakes)
-    _drop_patterns_of_no_names(tokenizer, enforced)
+    _list_names_of_patterns(tokenizer, enforced)
     while not (strict and enforced.unenforced):
         matcher = _matcher(tokenizer, schema_grammar(enforced.schema))
         if not matcher.is_error():
@@ -137,22 +135,60 @@ def supported(
     raise UnenforceableError(enforced.unenforced)
 
 
-def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) -> None:
-    """Drop patterns that match only listed names: after those, llguidance 1.9.1 admits a comma and then nothing."""
-    for part in enforced.parts:
-        node = part.schema
-        if "patternProperties" not in node or node.get("additionalProperties") is not False:
-            continue
-        names = {**dict.fromkeys(node.get("required", ()), True), **node.get("properties", {})}
-        listed = {name: value is not False and {"const": 0} for name, value in names.items()}
-        text = "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name, value in listed.items() if value)
-        patterns = dict.fromkeys(node["patternProperties"], True)
-        schema = {"properties": listed, "patternProperties": patterns, "additionalProperties": False}
-        matcher = _matcher(tokenizer, schema_grammar({"type": "object", **schema}))
+def _list_names_of_patterns(tokenizer: LLTokenizer, enforced: Enforceable) -> None:
+    """Replace patterns that match only names stated in the schema by these names: after they are all written,
+    llguidance 1.9.1 admits a comma and then nothing.
+    """
+    nodes = [part.schema for part in enforced.parts if "patternProperties" in part.schema]
+    nodes = [node for node in nodes if node.get("additionalProperties") is False]
+    stated = dict.fromkeys(_stated_names(enforced.schema) if nodes else ())
+    matched: dict[str, set[str]] = {}
+    for node in nodes:
+        patterns = node["patternProperties"]
+        for pattern in patterns.keys() - matched.keys():
+            matched[pattern] = _matching(tokenizer, pattern, stated)
+        schemas = {name: [patterns[pattern] for pattern in patterns if name in matched[pattern]] for name in stated}
+        schemas = {name: found for name, found in schemas.items() if found}
+        listed = dict.fromkeys((*node.get("properties", ()), *node.get("required", ()), *schemas), {"const": 0})
+        trial = {
+            "properties": listed,
+            "patternProperties": dict.fromkeys(patterns, True),
+            "additionalProperties": False,
+        }
+        matcher = _matcher(tokenizer, schema_grammar({"type": "object", **trial}))
+        text = "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name in listed)
         if text and not matcher.is_error() and not _goes_on(tokenizer, matcher, f"{{{text}"):
+            own = node.setdefault("properties", {})
+            own.update({name: both([own.get(name, True), *found]) for name, found in schemas.items()})
             del node["patternProperties"]
-            why = "matches no names except those in properties and required"
-            enforced.unenforced.append(Unenforced(part.pointer("patternProperties"), why))
+
+
+def _stated_names(schema: Schema) -> Iterator[str]:
+    """Yield the names in `properties` and `required` of a schema and its subschemas, in their order."""
+    left: list[Any] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            for keyword in ("properties", "required"):
+                yield from strings([*part.get(keyword, ())]) if isinstance(part.get(keyword), dict | list) else ()
+            left += reversed(part.values())
+        elif isinstance(part, list):
+            left += reversed(part)
+
+
+def _matching(tokenizer: LLTokenizer, pattern: str, names: Iterable[str]) -> set[str]:
+    """Return the names that match a pattern in Rust's syntax."""
+    matcher = _matcher(tokenizer, schema_grammar({"type": "string", "pattern": pattern}))
+    texts = {name: json.dumps(name, ensure_ascii=False) for name in names}
+    return {name for name, text in texts.items() if not matcher.is_error() and _admits(tokenizer, matcher, text)}
+
+
+def _admits(tokenizer: LLTokenizer, pristine: LLMatcher, text: str) -> bool:
+    """Return whether a text is a complete output, given the matcher of an empty output."""
+    tokens, matcher = tokenizer.greedy_tokenize(text), pristine.deep_copy()
+    if tokenizer.decode_bytes(tokens) != text.encode():  # the vocabulary cannot express the whole text
+        return False
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def _goes_on(tokenizer: LLTokenizer, matcher: LLMatcher, text: str) -> bool:
