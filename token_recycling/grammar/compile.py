@@ -149,7 +149,7 @@ def _list_names_of_patterns(tokenizer: LLTokenizer, enforced: Enforceable) -> No
             matched[pattern] = _matching(tokenizer, pattern, stated)
         schemas = {name: [patterns[pattern] for pattern in patterns if name in matched[pattern]] for name in stated}
         schemas = {name: found for name, found in schemas.items() if found}
-        listed = dict.fromkeys((*node.get("properties", ()), *node.get("required", ()), *schemas), {"const": 0})
+        listed = dict.fromkeys((*node.get("properties", ()), *node.get("required", ()), *schemas), True)
         trial = {
             "properties": listed,
             "patternProperties": dict.fromkeys(patterns, True),
