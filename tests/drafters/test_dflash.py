@@ -1,9 +1,14 @@
 """DFlash: blocks equal those computed without a cache, trees over the positions of a block, budgets, and assistants."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import assistants, tiny
 from support.architectures import model_of
+from support.eagle_heads import DIM, LAYER, WIDTH, after_attention, attended, normed
 from support.recurrent_architectures import RECURRENT
 from support.runs import check_same, drafted_steps, drafts_of, fix_costs, freeze_overhead, paths_of
 from transformers import cache_utils
@@ -106,6 +111,88 @@ def test_assistant_is_loaded_from_its_folder(counting, tmp_path):
         for drafter in (DFlash(assistant, tree=5), f"dflash:model={tmp_path},tree=5")
     )
     assert found == wanted
+
+
+PUBLISHED = {
+    **{**LAYER, "model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "head_dim": DIM},
+    **{"auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "block_size": 4, "rope_theta": 500.0, "vocab_size": 64},
+    **{"layer_types": ["full_attention"] * 2, "num_target_layers": 2, "sliding_window": 3, "attention_bias": False},
+    "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 1]},
+}
+WINDOW = {"use_swa": True, "swa_window_size": 5, "causal": False}
+
+
+def write_published(folder, **nested):
+    """Write an assistant in the authors' format; return its tensors."""
+    draws = torch.Generator().manual_seed(2)
+    sizes = {"fc.weight": (WIDTH, 2 * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+    for number in range(2):
+        for name, rows, columns in (("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32)):
+            sizes[f"layers.{number}.self_attn.{name}_proj.weight"] = rows, columns
+        for name, rows, columns in (("gate", 48, 32), ("up", 48, 32), ("down", 32, 48)):
+            sizes[f"layers.{number}.mlp.{name}_proj.weight"] = rows, columns
+        sizes |= {f"layers.{number}.self_attn.{name}_norm.weight": (DIM,) for name in "qk"}
+        sizes |= {f"layers.{number}.{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
+    tensors = {name: torch.randn(size, generator=draws) * 0.3 + (len(size) == 1) for name, size in sizes.items()}
+    config = {**PUBLISHED, "dflash_config": {**PUBLISHED["dflash_config"], **nested}}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+@torch.no_grad()
+def published_probabilities(model, tensors, text, window):
+    """(positions, vocabulary): as `expected_probabilities`, by the authors' formulas."""
+    states = model.model(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    read = torch.cat([states[1], states[2]], dim=-1)[0] @ tensors["fc.weight"].T
+    context = normed(read, tensors["hidden_norm.weight"])
+    block = model.get_input_embeddings()(torch.tensor([text[-1], 0, 0, 0]))
+    places = torch.arange(len(text) + 3)
+    visible = (places - places[:, None]).abs() < window
+    for prefix in ("layers.0.", "layers.1."):
+        rows = torch.cat([context, normed(block, tensors[f"{prefix}input_layernorm.weight"])])
+        block = block + attended(tensors, f"{prefix}self_attn.", rows, places, visible, 500.0)[-4:]
+        block = after_attention(tensors, prefix, block)
+    return model.lm_head(normed(block, tensors["norm.weight"])[1:]).softmax(-1)
+
+
+@pytest.mark.parametrize("nested", [{}, WINDOW], ids=["full attention", "windows"])
+def test_assistant_in_the_authors_format_computes_the_same_as_its_program(nested, tmp_path):
+    model, tensors = tiny.llama(), write_published(tmp_path, **nested)
+    steps = drafted_steps(model, DFlash(str(tmp_path), tree="chain:3"), tiny.prompt(2, 9), max_new_tokens=16)
+    for text, step in steps[1:-3]:
+        wanted = published_probabilities(model, tensors, text, nested.get("swa_window_size", 99))
+        assert step.draft.tokens[1:].tolist() == wanted.argmax(-1).tolist()
+        assert step.draft.probabilities[1:] == pytest.approx(wanted.max(-1).values.numpy(), rel=1e-3)
+
+
+def test_unsupported_assistants_in_published_formats_are_refused(tmp_path):
+    tensors = write_published(tmp_path)
+    weights, model = tmp_path / "model.safetensors", tiny.llama()
+    for changed, value in (
+        ({**tensors, "mask_embedding": torch.ones(WIDTH)}, "unexpected tensors: mask_embedding"),
+        (
+            {name: tensor for name, tensor in tensors.items() if name != "fc.weight"},
+            "missing tensors: encoder.fc.weight",
+        ),
+    ):
+        save_file(changed, weights)
+        with pytest.raises(ValueError, match=value):
+            tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(str(tmp_path)), max_new_tokens=4)
+    nested = PUBLISHED["dflash_config"]
+    for change, value in (
+        ({"architectures": ["DominoDraftModel"]}, "DominoDraftModel"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"dflash_config": {**nested, "causal": True}}, "causal=True"),
+        ({"dflash_config": {"target_layer_ids": [0]}}, "mask_token_id is missing"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "causal=false"),
+        ({"speculators_model_type": "dflash"}, "speculators"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED, **change}))
+        with pytest.raises(ValueError, match=value):
+            DFlash(str(tmp_path))
+    with pytest.raises(ValueError, match="give its folder"):
+        DFlash(SimpleNamespace(config=SimpleNamespace(**PUBLISHED)))
 
 
 def test_copy_of_the_assistant_has_the_targets_dtype():

@@ -71,9 +71,11 @@ def loaded(
     return _read(kind, name, expected, dtype=target.dtype).to(target.device).eval()
 
 
-def config_of(model: str | PreTrainedModel, expected: str) -> Any:
-    """Return the configuration of a model, or of one in a folder or on the hub; raises ValueError if there is none."""
-    return _read(AutoConfig, model, expected) if isinstance(model, str) else model.config
+def config_of(model: str | PreTrainedModel, expected: str, kind: Any = AutoConfig) -> Any:
+    """Return the configuration of a model, or of one in a folder or on the hub, which `kind` reads; raises ValueError
+    if there is none.
+    """
+    return _read(kind, model, expected) if isinstance(model, str) else model.config
 
 
 def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:

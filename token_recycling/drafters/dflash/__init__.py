@@ -16,18 +16,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModel, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
-from .._util.topk import top_candidates
-from ..model.compat import DFlashTokenCandidateGenerator, needed
-from ..model.hidden import output_layer, shallow_copy
-from ..model.target import Target
-from ..trees.draft import Context, Draft
-from ..trees.templates import template_from
-from ._base import DrafterTraits, check_at_least
-from ._shared.neural import placed_copy
-from ._shared.pairing import config_of, loaded
-from ._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
+from ..._util.topk import top_candidates
+from ...model.compat import DFlashTokenCandidateGenerator, needed
+from ...model.hidden import output_layer, shallow_copy
+from ...model.target import Target
+from ...trees.draft import Context, Draft
+from ...trees.templates import template_from
+from .._base import DrafterTraits, check_at_least
+from .._shared.neural import placed_copy
+from .._shared.pairing import config_of, loaded
+from .._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
+from .formats import Assistant, AssistantConfig
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -69,7 +70,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
     def place(self, target: Target) -> PreTrainedModel:
         self.check(target)
         if isinstance(self.model, str):
-            return loaded(self.model, target, AutoModel, _EXPECTED)
+            return loaded(self.model, target, Assistant, _EXPECTED)
         if (self.model.device, self.model.dtype) == (target.device, target.dtype):
             return self.model.eval()
         return placed_copy(self.model, target.device, target.dtype)
@@ -99,8 +100,10 @@ class DFlash(StatesDrafter[PreTrainedModel]):
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:
-    config = config_of(model, _EXPECTED)
+    config = config_of(model, _EXPECTED, AssistantConfig)
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
+    if missing and hasattr(config, "dflash_config"):
+        raise ValueError(f"{type(model).__name__} is a model of the authors' code; give its folder or hub name instead")
     if missing:
         raise ValueError(
             f"model type {config.model_type!r} is not {_EXPECTED}: its configuration lacks "
