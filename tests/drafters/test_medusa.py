@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from support import tiny
 from support.runs import check_perfect, fix_costs
 from support.strategies import rank_paths
@@ -41,6 +42,39 @@ def draft_after(drafter, model, text):
     """Return rank paths and tokens drafted after a text whose last token is the model's own choice."""
     _, step = islice(tr.stream(model, torch.tensor([text[:-1]]), drafter, max_new_tokens=50), 2)
     return " ".join("".join(map(str, path)) for path in rank_paths(step.draft)[1:]), step.draft.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("medusa_lm_head.pt", ""), ("medusa_lm_head.safetensors", "medusa_head.")]
+)
+def test_authors_heads_compute_the_same_as_their_program(name, prefix, tmp_path):
+    """Three heads of two blocks; the configuration may state another number."""
+    width, vocabulary = 32, 64
+    blocks = [torch.nn.ModuleDict({"linear": torch.nn.Linear(width, width)}) for _ in range(6)]
+    outputs = [torch.nn.Linear(width, vocabulary, bias=False) for _ in range(3)]
+    heads = torch.nn.ModuleList(torch.nn.ModuleList([*blocks[2 * n :][:2], outputs[n]]) for n in range(3))
+    tensors = {f"{prefix}{key}": tensor for key, tensor in heads.state_dict().items()}
+    path = tmp_path / name
+    torch.save(tensors, path) if path.suffix == ".pt" else save_file(tensors, path)
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    states = torch.randn(5, width)
+    with torch.no_grad():
+        found = load_heads(tmp_path).heads(states, torch.nn.Identity())
+        for number, (first, second, output) in enumerate(heads):
+            inner = states + torch.nn.functional.silu(first["linear"](states))
+            wanted = output(inner + torch.nn.functional.silu(second["linear"](inner)))
+            assert torch.allclose(found[number], wanted, atol=1e-5)
+    drafter, model = Medusa(tmp_path, tree="0 00 000"), tiny.llama()
+    tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=8)
+    for change, said in (({}, "vocabulary .*48, got 64"), ({"hidden_size": 16}, "hidden size .*16, got 32")):
+        with pytest.raises(TrainedPartError, match=said):
+            Medusa(tmp_path).check(Target(tiny.llama(vocab_size=48, **change)))
+    with pytest.raises(ValueError, match=r"tree=static:4 .*accuracy"):
+        Medusa(tmp_path, tree="static:4")
+    for change, said in (({"other": states}, "unknown tensor other"), ({f"{prefix}3.2.weight": states}, "missing")):
+        torch.save({**tensors, **change}, path) if path.suffix == ".pt" else save_file({**tensors, **change}, path)
+        with pytest.raises(TrainedPartError, match=said):
+            load_heads(tmp_path)
 
 
 # trees

@@ -20,7 +20,9 @@ Cost of a draft: the square matrices, and the output layer on one row per head.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +41,7 @@ from ..trees.draft import Budget, Context, Draft, Step
 from ..trees.templates import Template, best_paths, template_from, tree_of
 from ._base import DrafterTraits, SequenceDrafter, check_at_least
 from ._shared.neural import placed_copy
-from ._shared.saved import TrainedPartError, check_model, load_part, save_part
+from ._shared.saved import TrainedPartError, check_model, load_part, read_tensors, save_part
 from ._shared.states import StatesDrafter, best_product, product_draft
 
 KIND = "medusa"
@@ -84,8 +86,9 @@ class SavedHeads:
 
     heads: MedusaHeads
     accuracy: list[list[float]]
-    """For each head, the accuracy of its candidate of each rank on held-out outputs."""
+    """For each head, the accuracy of its candidate of each rank on held-out outputs; empty for the authors' heads."""
     facts: dict[str, Any]
+    """Facts about their training; empty for the authors' heads."""
 
 
 def save_heads(
@@ -100,8 +103,43 @@ def save_heads(
     save_part(folder, KIND, heads.state_dict(), model, described)
 
 
+_PUBLISHED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_NAME = re.compile(r"(?:medusa_heads?\.|heads\.)?(\d+)\.(\d+)\.((?:linear\.)?(?:weight|bias))")
+"""Names of tensors in the authors' files: head, block and parameter; the output layer is after the last block."""
+
+
+def _published(path: Path) -> SavedHeads:
+    """Return heads in the format of the paper's authors, which have no measured accuracy."""
+    tensors = read_tensors(path)
+    named: dict[tuple[int, int, str], torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise TrainedPartError(
+                f"{path}: unknown tensor {name}; expected HEAD.BLOCK.linear.weight and HEAD.BLOCK.weight"
+            )
+        named[int(match[1]), int(match[2]), match[3]] = tensor
+    number = 1 + max((head for head, _, _ in named), default=0)
+    blocks = 1 + max((block for _, block, _ in named), default=0)
+    try:
+        output = torch.stack([named.pop((head, blocks - 1, "weight")) for head in range(number)])
+        heads = MedusaHeads(number, output.shape[2], blocks - 1, output.new_empty(0, output.shape[2]))
+        for block, head in itertools.product(range(blocks - 1), range(number)):
+            heads.weight.data[block, head] = named.pop((head, block, "linear.weight")).T
+            heads.bias.data[block, head] = named.pop((head, block, "linear.bias"))
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise TrainedPartError(f"{path}: tensors are missing or malformed ({error})") from None
+    if named:
+        raise TrainedPartError(f"{path}: unknown tensors of {len(named)} names, such as {next(iter(named))}")
+    heads.output = torch.nn.Parameter(output)
+    return SavedHeads(heads.requires_grad_(False), [], {})
+
+
 def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
     """Return heads from a folder; raises TrainedPartError for a damaged folder, FileNotFoundError if there are none."""
+    for name in _PUBLISHED:
+        if (Path(folder) / name).is_file():
+            return _published(Path(folder) / name)
     tensors, facts = load_part(folder, KIND)
     weight, output, accuracy = tensors.get("weight"), tensors.get("output"), facts.get("accuracy")
     if (
@@ -131,7 +169,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
     """Drafts with trained heads on the target's last hidden state."""
 
     heads: str | Path
-    """Folder written by `token-recycling train medusa` for this target."""
+    """Folder of heads for this target: from `token-recycling train medusa`, or heads of Medusa-1's authors."""
     tree: str | int = "auto"
     """auto: as many nodes as pay at each step, by the heads' probabilities; a number of nodes; static: a fixed tree
     sized for this machine; static:N: a fixed tree of N nodes; rank paths, or a file of them.
@@ -150,21 +188,33 @@ class Medusa(StatesDrafter[MedusaHeads]):
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         """Accuracy of each head's candidates, measured in training."""
         kind, _, number = str(self.tree).rpartition(":")
+        if _STATIC in (kind, number) and not self.accuracy:
+            raise ValueError(
+                f"tree={self.tree} is chosen by accuracy measured in training, which {self.heads} does not have; "
+                "use auto, a number of nodes, or rank paths"
+            )
         if kind == _STATIC and number.isdigit() and int(number):
             self.template = tree_of(islice(best_paths(self.accuracy), int(number)))
         elif self.tree != _STATIC:
             self.template = template_from(self.tree)
-            self.check_template(len(self.accuracy), f"{len(self.accuracy)} layers, one a head,")
+            heads = self._saved.heads.heads
+            self.check_template(heads, f"{heads} layers, one a head,")
 
     def start(self, prompt: torch.Tensor, target: Target) -> MedusaSequence:
         return MedusaSequence(self, self.placed(target), target)
 
     def check(self, target: Target) -> None:
         """Raise TrainedPartError unless the heads were trained for the target."""
-        check_model(self.heads, self._saved.facts, target.model)
-        width, ours = self._saved.heads.width, output_width(target.model)
-        if width != ours:
-            raise TrainedPartError(f"{self.heads}: hidden size of the heads must be {ours}, got {width}")
+        heads, facts = self._saved.heads, self._saved.facts
+        if facts:
+            check_model(self.heads, facts, target.model)
+        ours = output_width(target.model)
+        if heads.width != ours:
+            raise TrainedPartError(f"{self.heads}: hidden size of the heads must be {ours}, got {heads.width}")
+        if not facts and heads.output.shape[1] != target.vocab_size:
+            raise TrainedPartError(
+                f"{self.heads}: vocabulary of the heads must be {target.vocab_size}, got {heads.output.shape[1]}"
+            )
 
     def place(self, target: Target) -> MedusaHeads:
         self.check(target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torc
         return load_file(weights), facts
     except (SafetensorError, OSError) as error:
         raise TrainedPartError(f"{weights}: not a readable safetensors file: {error}; train it again") from None
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file of other programs: safetensors, or a pickled mapping. Raises TrainedPartError."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise TrainedPartError(f"{path}: cannot be read as weights ({error})") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(tensors).__name__}")
+    return tensors
 
 
 def described_part(folder: Path, kind: str) -> dict[str, Any]:

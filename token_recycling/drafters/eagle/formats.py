@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,13 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..._util.files import replacing
-from .._shared.saved import TrainedPartError, describe_part, described_part
+from .._shared.saved import TrainedPartError, describe_part, described_part, read_tensors
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 
 logger = logging.getLogger("token_recycling")
@@ -140,20 +138,9 @@ def _tensors(where: Path, name: str) -> dict[str, torch.Tensor]:
         files = sorted(set(_json(where / f"{name}{_INDEX}").get("weight_map", {}).values()))
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= _tensors_in(where / file)
+        tensors |= read_tensors(where / file)
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in plain.items() if not name.endswith("rotary_emb.inv_freq")}
-
-
-def _tensors_in(path: Path) -> dict[str, torch.Tensor]:
-    is_safe = path.suffix == Path(_WEIGHTS).suffix
-    try:
-        tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise TrainedPartError(f"{path}: cannot be read as weights ({error})") from None
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(tensors).__name__}")
-    return tensors
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
