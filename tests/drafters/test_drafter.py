@@ -17,6 +17,7 @@ from support.strategies import trees
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
+from token_recycling._util.text_stream import StepRecorder
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS
 
@@ -100,10 +101,11 @@ def test_prompt_may_contain_ids_without_a_logit(name):
     check_same(model, name, torch.tensor([[3, 68, 5, 69, 3, 68, 69]]), max_new_tokens=12, do_sample=False)
 
 
-@pytest.mark.parametrize("length", [4, 40])
-def test_drafter_receives_prompt_contexts_and_steps(length):
-    """First the prompt, then alternately a context and the resulting step; the prefill's token is a step without a
-    draft.
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("length", [1, 4, 40])
+def test_drafter_receives_prompt_contexts_and_steps(length, streamed):
+    """First the prompt, then alternately a context and the resulting step. Where a streamer waits for the first token,
+    the pass that reads the prompt verifies no draft.
     """
     model = tiny.llama(max_position_embeddings=64)
     calls = []
@@ -124,10 +126,11 @@ def test_drafter_receives_prompt_contexts_and_steps(length):
 
     ids = tiny.prompt(0, length)
     text = model.generate(ids, max_new_tokens=6)[0].tolist()
-    list(tr.stream(model, ids, Listening(), max_new_tokens=6))
+    streamer = StepRecorder(lambda tokens: None) if streamed else None
+    tr.generate(model, ids, drafter=Listening(), max_new_tokens=6, do_sample=False, streamer=streamer)
     assert calls[0] == ("start", text[:length])
     seen = text[:length]
-    if length > 32:
+    if streamed and length > 1:
         assert calls.pop(1) == ("observe", text[length : length + 1])
         seen = text[: length + 1]
     for (first, drafted_from), (second, emitted) in zip(calls[1::2], calls[2::2], strict=True):

@@ -64,7 +64,7 @@ def test_pass_times_are_neither_measured_nor_saved(model, monkeypatch):
 
 
 def test_streamer_does_not_change_forward_passes(model, monkeypatch):
-    """Without the option a long prompt is read alone if a streamer waits for the first token."""
+    """Without the option the pass over the prompt verifies a draft unless a streamer waits for the first token."""
     tr.accelerate(model, reproducible=True)
     shapes, forward = [], Target.forward
 

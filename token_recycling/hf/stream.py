@@ -52,6 +52,7 @@ def stream(
 ) -> Iterator[Step]:
     """Generate step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
 
+    The first step reads the prompt and verifies a draft; for the earliest first token, call `generate` with a streamer.
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     are passed to the drafter; `fast`, and `reproducible` among them, are as in `accelerate`. Raises
     UnsupportedModelError, or ValueError for an input that cannot be continued, immediately; if the drafter does not fit
@@ -75,7 +76,6 @@ def stream(
     # One sequence is never padded, whatever ends it.
     config = GenerationConfig(do_sample=do_sample, max_length=len(prompt) + max_new_tokens, pad_token_id=0)
     call = GenerateCall(target, prompt[None], processors, criteria, config, {target.cache_argument: given})
-    call.streamed = True
     with torch.no_grad():  # as in each step
         reason = call.why_not(model)
     if reason is not None:

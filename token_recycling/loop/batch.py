@@ -6,8 +6,8 @@ the sequence. The runner keeps the accepted slots, the step is delivered, and th
 token belongs to a step; plain decoding is the same loop with a lone root.
 
 All tokens of a prompt except the last are read before the first step. With a single sequence they are read in the first
-step: its pass also verifies the first draft, unless the output is streamed and the prompt is long. The runner
-(`model.runner`) owns the slots of the sequences and makes the passes, eagerly or captured as CUDA graphs.
+step: its pass also verifies the first draft, unless the output is streamed, where that would delay the first token. The
+runner (`model.runner`) owns the slots of the sequences and makes the passes, eagerly or captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from .request import Request
 
 if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
-
-_SHORT_PROMPT = 32
-"""Uncached tokens; a pass over so short a prompt takes about as long as over one token, drafted rows included."""
 
 
 class Batch:
@@ -104,7 +101,7 @@ class Batch:
             self.read()
         # With `isolates_requests` a prompt is read in the same way whether or not the output is streamed.
         early = first.streamed or first.traits.isolates_requests
-        self._alone = info.recurrent or (early and first.sequence.length - first.cached > _SHORT_PROMPT)
+        self._alone = info.recurrent or (early and first.cached < first.sequence.length - 1)
 
     def _between_pieces(self, reading: Reading) -> None:
         """Call `reading` before the next piece of a prompt, with settled slots: it may end the call."""

@@ -302,8 +302,8 @@ class Request:
         reading: Reading | None = None,
     ) -> None:
         """`cached` tokens of the sequence are in the cache before the prompt is read, from slot 0 on. With `streamed`
-        the first token is needed early, so the pass over a long prompt verifies no draft. `reading` is called before
-        each piece of the prompt and ends the request if it raises.
+        the first token is needed early, so the pass over the prompt verifies no draft. `reading` is called before each
+        piece of the prompt and ends the request if it raises.
         """
         assert cached < sequence.length, "the last token, the root of the first draft, is in no cache"
         self.sequence, self.selector, self.drafter, self.stats = sequence, selector, drafter, stats
