@@ -15,6 +15,7 @@ from transformers import cache_utils
 
 import token_recycling as tr
 from token_recycling.drafters.dflash import DFlash, _without_norm
+from token_recycling.model.target import Target
 from token_recycling.trees.templates import best_paths
 
 
@@ -38,9 +39,10 @@ def expected_probabilities(model, assistant, text):
 
 def test_blocks_equal_those_computed_without_a_cache():
     """Beyond the assistant's window, with rejections and with steps without drafts. The tree has the best nodes by the
-    product of the positions' probabilities.
+    product of the positions' probabilities, none of them beyond the end of the output.
     """
     model = tiny.llama(1)
+    model.lm_head.weight.data *= 4
     assistant, prompt, nodes, k = assistants.dflash(model), tiny.prompt(2, 9), 7, 4
     steps = drafted_steps(model, DFlash(assistant, tree=nodes, k=k), prompt, max_new_tokens=40)
     assert len(steps[0][1].draft) == 1, "no state is known before the first forward pass"
@@ -54,9 +56,11 @@ def test_blocks_equal_those_computed_without_a_cache():
     assert {1, 2} <= {len(step.accepted) for _, step in steps}, "some drafts are accepted, and some rejected"
 
 
-def test_perfect_assistant_saves_most_steps(counting):
-    drafter = DFlash(assistants.trained_dflash(counting), tree=12)
-    stats = check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=41)
+@pytest.mark.parametrize("tree", [12, "0 00 1 000 0000"])
+def test_perfect_assistant_saves_most_steps(counting, tree):
+    drafter = DFlash(assistants.trained_dflash(counting), tree=tree, k=99)
+    check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=4)  # less than a block
+    stats = check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=40)
     assert stats.mat > 2
     assert stats.drafter_statistics["draft_forwards"] >= stats.steps - 2
 
@@ -198,5 +202,8 @@ def test_unsupported_assistants_in_published_formats_are_refused(tmp_path):
 def test_copy_of_the_assistant_has_the_targets_dtype():
     model = tiny.llama().to(torch.bfloat16)
     assistant = assistants.dflash(model)
-    check_same(model, DFlash(assistant, tree=4), tiny.prompt(0, 6), max_new_tokens=12)
-    assert assistant.dtype == torch.float32
+    drafter = DFlash(assistant.train(), tree=4)
+    check_same(model, drafter, tiny.prompt(0, 6), max_new_tokens=12)
+    placed = drafter.placed(Target(model))
+    assert (placed.dtype, placed.training) == (torch.bfloat16, False)
+    assert (assistant.dtype, assistant.training) == (torch.float32, True)

@@ -25,12 +25,12 @@ def test_drafts_are_sampled_at_the_requests_temperature(model):
 def test_model_drafting_for_itself_is_always_accepted(model):
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
-    tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=20)
-    assert (stats.mat, stats.acceptance_rate) == (5.0, 1.0)
-    assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
+    tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=18)
+    assert (stats.mat, stats.acceptance_rate) == (4.5, 1.0)
+    assert stats.drafter_statistics == {"draft_forwards": 14, "drafted_by_model": 14}, "none beyond the end"
     several, ids = tr.Stats(), tiny.prompt(2, 6).expand(3, -1)
-    tr.generate(model, ids, drafter=drafter, stats=several, max_new_tokens=20, pad_token_id=0)
-    assert several.drafter_statistics == {"draft_forwards": 3 * 16, "drafted_by_model": 3 * 16}, "of all sequences"
+    tr.generate(model, ids, drafter=drafter, stats=several, max_new_tokens=18, pad_token_id=0)
+    assert several.drafter_statistics == {"draft_forwards": 3 * 14, "drafted_by_model": 3 * 14}, "of all sequences"
 
 
 @pytest.mark.parametrize("mode", ["tree", "graph"])
@@ -49,7 +49,17 @@ def test_every_node_equals_that_computed_without_a_cache(mode):
                     drafted = step.draft.tokens[list(children)].tolist()
                     assert drafted == most_probable[: len(drafted)]
     assert stats.mat > 2
-    assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (mode == "graph")
+    for name in ("steps_with_merge_accepted", "merged_nodes", "verified_copies"):
+        assert bool(stats.drafter_statistics[name]) == (mode == "graph")
+
+
+@pytest.mark.parametrize(("pruned", "expanded"), [("theta_prob", 1), ("theta_sib", 4)])
+def test_improbable_nodes_and_improbable_siblings_are_not_expanded(model, pruned, expanded):
+    """No token is certain, so only the root is expanded; or the best child of each layer."""
+    thresholds = {"theta_prob": 0.0, "theta_sib": 0.0, pruned: 1.0}
+    drafter = tr.make_drafter("draft_model", model=model, nodes=40, depth=4, **thresholds)
+    step = next(tr.stream(model, tiny.prompt(0, 6), drafter, max_new_tokens=20))
+    assert len({*step.draft.parents.tolist()} - {-1}) == step.draft.depth == expanded
 
 
 def test_decoding_continues_without_drafts_beyond_the_draft_models_positions(model):

@@ -55,6 +55,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "EAGLE-1": EAGLE_1,
     "EAGLE-1 with biases in the attention": {**EAGLE_1, "qkv_bias": True},
     "EAGLE-1 of Mixtral": {**EAGLE_1, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]},
+    "EAGLE-1 without num_key_value_heads": without(EAGLE_1, "num_key_value_heads"),
     "EAGLE-3": {**EAGLE_3, "architectures": ["LlamaForCausalLM"]},
     "EAGLE-3 with the whole vocabulary": {**EAGLE_3, "draft_vocab_size": VOCABULARY},
     "EAGLE-3 without draft_vocab_size": without(EAGLE_3, "draft_vocab_size"),

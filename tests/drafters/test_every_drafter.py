@@ -174,7 +174,7 @@ def test_model_may_be_on_another_device(model, name, tmp_path):
             assert torch.equal(ours.cpu(), wanted)
 
 
-@pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "draft_model").__contains__))
+@pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "draft_model", "fuse").__contains__))
 def test_fork_has_what_was_learned_before_it_and_nothing_later(model, name, tmp_path):
     drafts = partial(drafts_of, model, ids=tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=24)
     drafter = example(name, model, tmp_path)

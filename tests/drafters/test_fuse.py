@@ -10,12 +10,13 @@ from support import tiny
 from support.cases import parameter, thinned
 from support.drafters import NAMES as ALL
 from support.drafters import example
-from support.runs import check_same, fix_costs
+from support.runs import begun, check_same, fix_costs
 from support.tiny import related
 
 import token_recycling as tr
-from token_recycling import Draft, Drafter
+from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters.fuse import Fuse
+from token_recycling.model.target import Target
 from token_recycling.trees.templates import parse_paths
 
 NAMES = tr.drafter_names()
@@ -94,9 +95,32 @@ class Scripted(Drafter):
 
 def test_every_part_observes_the_whole_verified_tree(counting):
     one, two = Scripted("0 1", 1, 5), Scripted("0 00", 1, 2)
-    (step,) = tr.stream(counting, torch.tensor([3, 4]), Fuse([one, two], nodes=9), max_new_tokens=3)
+    stats, fused = tr.Stats(), Fuse([one, two], nodes=9)
+    (step,) = tr.stream(counting, torch.tensor([3, 4]), fused, max_new_tokens=3, stats=stats)
     assert one.steps == two.steps == [step]
     assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
+    counts, names = stats.drafter_statistics, ("proposed", "kept", "accepted", "accepted_alone")
+    assert [counts[f"Scripted.{name}"] for name in names] == [2, 2, 1, 0]
+    assert [counts[f"Scripted 2.{name}"] for name in names] == [2, 2, 2, 1]
+
+
+def test_needs_and_costs_of_all_parts_count(model):
+    parts = [
+        "published:tree=chain:2",
+        "recycling:k=5",
+        "layer_skip:layers=1",
+        tr.make_drafter("draft_model", model=model, nodes=4),
+    ]
+    fused, target, tokens = Fuse(parts), Target(model), tiny.prompt(0, 9)[0]
+    traits, sequence = fused.traits, begun(fused, tokens, target)
+    assert (traits.on_host, traits.reproducible, traits.top_k, traits.predictions) == (False, False, 5, True)
+    assert sequence.pass_cost == 1, "a pass of the draft model, which is the target here"
+    context = Context(tokens, remaining=9)
+    sequence.draft(context)
+    counts = sequence.statistics()
+    passes = [counts[f"{name}.draft_forwards"] for name in ("layer_skip", "draft_model")]
+    assert context.budget.passes == sum(passes) > max(passes)
+    assert sequence.draft(Context(tokens, remaining=2)).depth == 1
 
 
 def test_nothing_is_verified_if_no_node_pays(counting, monkeypatch):

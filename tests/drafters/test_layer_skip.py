@@ -7,6 +7,7 @@ from support.tiny import gpt2
 
 import token_recycling as tr
 from token_recycling.drafters.layer_skip import decoder_layers, without_layers
+from token_recycling.model.target import Target
 
 
 @pytest.fixture
@@ -59,9 +60,10 @@ def test_skipped_layers_pass_their_input_on(case):
 def test_layers_without_effect_are_found(deep):
     drafter = tr.make_drafter("layer_skip", theta_prob=0.0)
     stats = runs.check_same(deep, drafter, tiny.prompt(0, 9), max_new_tokens=28)
-    assert {3, 4} <= set(drafter._skipped)
-    assert "the target without layers" in stats.drafter
-    assert "expected speedup" in stats.drafter
+    layer, head = (sum(map(torch.numel, part.parameters())) for part in (deep.model.layers[0], deep.lm_head))
+    cost = (4 * layer + head) / (6 * layer + head)
+    assert runs.begun(drafter, tiny.prompt(0, 9)[0], Target(deep)).pass_cost == pytest.approx(cost)
+    assert f"the target without layers 3 4 (expected speedup {7 / (1 + 6 * cost):.2f})" in stats.drafter
     # Chosen once: a second sequence reuses them.
     chosen = drafter._skipped
     tr.generate(deep, tiny.prompt(1, 9), drafter=drafter, max_new_tokens=4)

@@ -26,6 +26,7 @@ def test_three_steps_of_the_window_and_their_ngrams(counting):
     assert drafted[1] == ([4, 3, 4, 4], [-1, 0, 0, 1])
     assert drafted[2] == ([5, 4, 5, 5], [-1, 0, 0, 1])
     assert [step.tokens for step in steps[:3]] == [[4], [5], [6]]
+    assert [step.draft.needed for step in steps[:3]] == [{0, 1, 2}, {2, 3}, {2, 3}], "the newest level"
     # The sequence continues 4 5 ... 15 0 1 2 3: 3 4 5 has been in the pool since step 2.
     (again,) = [step for step in steps[1:] if step.draft.tokens[0] == 3]
     assert [again.draft.tokens[node] for node in again.accepted] == [3, 4, 5]

@@ -103,21 +103,26 @@ def test_first_n_paths_are_the_best_tree_of_n_nodes(probabilities):
         ("static:3", (), "0 1 00", [5, 6, 7, 7]),
         ("static:6", (), "0 1 00 01 10 000", [5, 6, 7, 7, 8, 7, 8]),
         ("static:1", (), "0", [5, 6]),
+        ("static:6,k=1", (), "0 00 000", [5, 6, 7, 8]),
         ("static", (1.0, 1.01, 1.02, 1.03, 9.0), "0 1 00", [5, 6, 7, 7]),
         ("static", (1.0, 9.0), "", [5]),
     ],
 )
 def test_heads_draft_from_the_state_before_the_root(counting, tmp_path, monkeypatch, tree, seconds, wanted, tokens):
-    """In a given tree, the best of n nodes, or the number that pays, by measured accuracy."""
+    """In a given tree, the best of n nodes, or the number that pays, by measured accuracy, however uncertain the heads
+    are.
+    """
     if seconds:
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    found = draft_after(Medusa(counting_heads(tmp_path, counting), tree=tree), counting, [3, 4, 5])
+    counting.lm_head.weight.data *= 0.01
+    drafter = tr.make_drafter(f"medusa:heads={counting_heads(tmp_path, counting)},tree={tree}")
+    found = draft_after(drafter, counting, [3, 4, 5])
     assert found[0] == wanted
     assert found[1] == tokens
 
 
 def test_perfect_heads_are_always_accepted(counting, tmp_path):
-    check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000"), depth=3)
+    check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000", k=99), depth=3)
 
 
 # files

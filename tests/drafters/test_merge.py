@@ -91,7 +91,7 @@ def test_fused_draft_is_a_tree_of_proposed_nodes(proposed, most, seed):
 
 
 def test_probabilities_of_siblings_sum_to_one():
-    sure = draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0])
+    sure = draft("0 1 00", [7, 8, 9], [1.0, 9.0, 1.0])
     merged = merge_drafts([sure, Draft.chain([ROOT])])
     assert FuseCalibration.empty(2).values_of(merged).values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 

@@ -49,7 +49,7 @@ def test_tree_has_the_most_frequent_prefixes(store):
     draft = draft_after(Rest(store, nodes=4), [9, 1, 2])
     assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
     assert draft.parents.tolist() == [-1, 0, 0, 2, 1]
-    assert draft.ranks.tolist() == [0, 0, 1, 0, 0]
+    assert draft.probabilities.tolist() == pytest.approx([1, 3 / 7, 3 / 7, 1, 2 / 3])
     assert len(draft_after(Rest(store), [9, 1, 2])) == 8
     # 0 1 2 occurs once: only continuations of the longest suffix are drafted; with one match, only of the newest.
     assert draft_after(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]

@@ -74,8 +74,11 @@ def test_saved_head_is_found_next_to_the_draft_model(model, tmp_path):
         drafter, stats = tr.make_drafter(f"specdec_pp:model={tmp_path}", **options), tr.Stats()
         tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
         assert stats.drafter_statistics["draft_forwards"]
-    half = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert load_head(tmp_path / "specdec_pp", half).depth == 2
+    half, stats = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16), tr.Stats()
+    tr.generate(
+        half, tiny.prompt(0, 5), drafter=tr.make_drafter("specdec_pp", model=half), stats=stats, max_new_tokens=9
+    )
+    assert stats.mat > 2, "a head in 32 bits reads states in 16"
 
 
 def test_head_that_does_not_fit_is_refused(model, tmp_path):

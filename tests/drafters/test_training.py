@@ -165,6 +165,11 @@ def test_parts_of_another_model_and_damaged_files_are_refused(model, tmp_path):
         load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     _, facts = load_part(tmp_path, "kind")
+    assert facts["model"]["numbers"]["lm_head.weight"] == pytest.approx(model.lm_head.weight[32, 16].item())
+    check_model(tmp_path, {"model": {**facts["model"], "numbers": {}}}, model)  # trained with a quantized model
+    partly_offloaded = tiny.llama()
+    partly_offloaded.model.layers[0].to("meta")
+    check_model(tmp_path, facts, partly_offloaded)
     for other, words in (
         (tiny.llama(vocab_size=32), "64, .*got 32"),
         (tiny.llama(hidden_size=16), "32, .*got 16"),

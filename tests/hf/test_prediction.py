@@ -33,7 +33,7 @@ def generated(model, arguments, **more):
     return text[0, arguments["input_ids"].shape[1] :].tolist(), stats
 
 
-@pytest.mark.parametrize("drafter", ["recycling", "fuse:recycling+suffix"])
+@pytest.mark.parametrize("drafter", ["recycling", "fuse:recycling+recycling(k=4)"])
 def test_correct_prediction_saves_steps(model, arguments, drafter):
     wanted = model.generate(**arguments)[0, 12:].tolist()
     plain, before = generated(model, arguments, drafter=drafter)

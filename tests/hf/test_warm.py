@@ -31,6 +31,8 @@ def test_warmed_drafter_starts_from_the_saved_state(loaded):
     assert torch.equal(torch.get_rng_state(), before)
     assert found.file == taught.warmed_file(Target(model))
     assert found.tokens > 0
+    others = [tr.make_drafter("recycling", **one) for one in ({"k": 4}, {"orders": 2})]
+    assert len({drafter.warmed_file(Target(model)) for drafter in (taught, *others)}) == 3
     drafter, ids = tr.make_drafter("recycling:warmed=true"), tiny.prompt(3, 9, model.config.vocab_size)
     matrix = drafter.prepare(Target(model))
     np.testing.assert_array_equal(matrix.candidates, taught.matrix.candidates)

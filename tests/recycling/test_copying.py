@@ -92,6 +92,10 @@ def test_a_repeated_replacement_is_drafted():
     assert decoding.draft(room=30)[:8] == edited[14:22]
     decoding.emit(*edited[14:27])
     assert decoding.draft(room=30)[:8] == edited[27:35]
+    file = [token for part in range(6) for token in (50, 51, *range(100 + 10 * part, 110 + 10 * part))]
+    decoding = Decoding(ASKED, file)
+    decoding.emit(60, *file[1:36])
+    assert decoding.draft(room=30)[:8] == file[36:44], "the rule was wrong more often than right"
 
 
 def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
@@ -104,6 +108,9 @@ def test_prediction_serves_one_sequence_and_its_accepted_tokens_are_counted():
     twice = Decoding(ASKED, FILE)  # with edits, then without
     twice.emit(*(900 if place % 10 == 9 else token for place, token in enumerate(FILE)), *FILE, ends=True)
     assert twice.recycler.predicted == len(FILE)
+    beside = Decoding([*ASKED, *FILE, 4], [900] * 30)
+    beside.emit(*FILE[:30], ends=True)
+    assert beside.recycler.predicted == 0, "copied from the prompt"
 
 
 @pytest.mark.parametrize("chains", [False, True])

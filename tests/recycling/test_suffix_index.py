@@ -180,6 +180,9 @@ def test_repeated_sequence_is_not_stored_again():
         assert sequences_of(history) == [text]
     write([*text, *range(500, 532)])
     assert sequences_of(history)[1:] == [[*text[-32:], *range(500, 532)]], "new tokens, and the tokens before them"
+    mixed = [*range(300, 332), *text[:64], *range(600, 632)]
+    write(mixed)
+    assert all(str(piece)[1:-1] in str(mixed) for piece in sequences_of(history)[2:]), "no tokens across the gap"
     assert history.holds([7, 7, 7, *range(40)])
     for other in ([7, *range(LONGEST)], [*range(1, LONGEST)], [*range(39), 50]):
         assert not history.holds(other)

@@ -54,9 +54,10 @@ def test_idle_stream_sends_keep_alive_comments(model, tokenizer, monkeypatch):
     monkeypatch.setattr(common, "_PING", 0.02)
     with serving(model, tokenizer) as server:
         monkeypatch.setattr(Target, "read", lambda *given, **more: (time.sleep(0.2), read(*given, **more))[1])
-        text = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "stream": True}).text
-    assert text.startswith(": keep-alive\n\n")
-    assert text.endswith("data: [DONE]\n\n")
+        answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "stream": True})
+    assert answer.text.startswith(": keep-alive\n\n")
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.headers["cache-control"] == "no-cache"
 
 
 def test_reasoning_effort_reaches_templates_that_read_it(server, model):

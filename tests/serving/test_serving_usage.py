@@ -3,11 +3,15 @@
 The references are the tokenizer for prompts, and separate requests of one choice for outputs.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.cases import paired
 from support.serving import PROMPT, serving
 from support.speaking import chat_tokenizer, ending_llama
+
+from token_recycling.serving.api import common
 
 PROMPTS = [[PROMPT], [PROMPT, "import os"], [PROMPT, PROMPT, "while True:"]]
 FORMS = {
@@ -56,6 +60,13 @@ def test_prediction_is_counted_for_every_choice(server, tokenizer):
     accepted, rejected = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
     assert accepted + rejected == n * len(tokenizer(predicted)["input_ids"])
     assert accepted <= usage["completion_tokens"] == 8 * n
+    unused = server.post("/v1/chat/completions", {**body, "prediction": prediction, "speculation": {"enabled": False}})
+    assert unused.json()["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] == 0
+    engine = SimpleNamespace(
+        loaded=server.engine.loaded, pool=server.engine.pool, target=SimpleNamespace(vocab_size=280)
+    )
+    ids = tokenizer(predicted)["input_ids"]
+    assert 0 < len(common._predicted(engine, predicted)) < len(ids), "some tokenizers have more tokens than their model"
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

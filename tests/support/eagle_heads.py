@@ -64,7 +64,8 @@ def tensors_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     layer = config.get("transformer_layer_config", config)
 
     def decoder_layer(prefix: str, inputs: int) -> Tensors:
-        sizes = {"q": (HEADS * DIM, inputs), "k": (KV_HEADS * DIM, inputs), "v": (KV_HEADS * DIM, inputs)}
+        own = layer.get("num_key_value_heads", HEADS) * DIM
+        sizes = {"q": (HEADS * DIM, inputs), "k": (own, inputs), "v": (own, inputs)}
         made = {f"{prefix}self_attn.{name}_proj.weight": matrix(*size) for name, size in sizes.items()}
         made[f"{prefix}self_attn.o_proj.weight"] = matrix(WIDTH, HEADS * DIM)
         made |= {f"{prefix}mlp.{name}_proj.weight": matrix(WITHIN, WIDTH) for name in ("gate", "up")}
@@ -133,9 +134,9 @@ def attended(
 ) -> torch.Tensor:
     """Return the attention of rows (n, ...) at positions `places` (n,) over themselves, masked by `visible` (n, n)."""
 
-    def projected(name: str, heads: int) -> torch.Tensor:
+    def projected(name: str) -> torch.Tensor:
         weight, bias = (tensors.get(f"{prefix}{name}_proj.{kind}") for kind in ("weight", "bias"))
-        made = linear(inputs, weight, bias).view(len(inputs), heads, DIM).transpose(0, 1)
+        made = linear(inputs, weight, bias).view(len(inputs), -1, DIM).transpose(0, 1)
         scale = tensors.get(f"{prefix}{name}_norm.weight")
         return made if scale is None else normed(made, scale)
 
@@ -145,8 +146,8 @@ def attended(
         low, high = states.chunk(2, dim=-1)
         return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
-    queries, keys, values = rotated(projected("q", HEADS)), rotated(projected("k", KV_HEADS)), projected("v", KV_HEADS)
-    keys, values = (one.repeat_interleave(HEADS // KV_HEADS, dim=0) for one in (keys, values))
+    queries, keys, values = rotated(projected("q")), rotated(projected("k")), projected("v")
+    keys, values = (one.repeat_interleave(HEADS // len(one), dim=0) for one in (keys, values))
     scores = (queries @ keys.transpose(1, 2) / DIM**0.5).masked_fill(~visible, float("-inf"))
     mixed = (scores.softmax(-1) @ values).transpose(0, 1).reshape(len(inputs), -1)
     return linear(mixed, tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias"))

@@ -37,11 +37,18 @@ def plain(model: Any, ids: torch.Tensor, new: int = 20, **arguments: Any) -> lis
 
 
 def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
-    """Check a drafter that always predicts `depth` tokens of the counting llama correctly; return its statistics."""
-    stats, prompt = tr.Stats(), torch.tensor([[1, 2]])
-    ours = tr.generate(counting, prompt, drafter=drafter, max_new_tokens=21, stats=stats)
-    assert torch.equal(ours, counting.generate(prompt, max_new_tokens=21))
-    assert stats.steps == 1 + 20 // (depth + 1)
+    """Check a drafter that always predicts `depth` tokens of the counting llama correctly, up to the last token; return
+    its statistics. In a batch the first step has a draft too, from the states of the prompt.
+    """
+    stats, prompts, noted = tr.Stats(), torch.tensor([[1, 2, 3], [7, 8, 9]]), recorded_drafts(drafter)
+    ours = tr.generate(counting, prompts[:1], drafter=drafter, max_new_tokens=20, stats=stats)
+    assert torch.equal(ours, counting.generate(prompts[:1], max_new_tokens=20))
+    assert stats.steps == 2 + 19 // (depth + 1)
+    passes = sum(counted for _, _, counted in noted.pop())
+    assert passes in (0, stats.drafter_statistics.get("draft_forwards", passes)), "a fixed tree has no budget"
+    tr.generate(counting, prompts, drafter=drafter, max_new_tokens=6, pad_token_id=0)
+    first = [drafts[0][1].first_branch().tokens.tolist() for drafts in noted]
+    assert first == [[*range(prompt[-1], prompt[-1] + depth + 1)] for prompt in prompts.tolist()]
     return stats
 
 
@@ -51,9 +58,11 @@ def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: Target) ->
     return drafter.start(prompt, target)
 
 
-def recorded_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
-    """Record all future drafts: for each sequence that the drafter starts, a list of drafts with the tokens before."""
-    found: list[list[tuple[list[int], Draft]]] = []
+def recorded_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft, int]]]:
+    """Record all future drafts: for each sequence that the drafter starts, a list of the tokens before, the draft, and
+    the number of passes that its budget has counted.
+    """
+    found: list[list[tuple[list[int], Draft, int]]] = []
     start = drafter.start
 
     def started(*given: Any) -> SequenceDrafter:
@@ -61,7 +70,7 @@ def recorded_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
         drafts, draft = [], sequence.draft
 
         def noted(context: tr.Context) -> Draft:
-            drafts.append((context.tokens.tolist(), draft(context)))
+            drafts.append((context.tokens.tolist(), draft(context), context.budget.passes))
             return drafts[-1][1]
 
         sequence.draft = noted  # type: ignore[method-assign]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import drafts
 
-from token_recycling import Draft
+from token_recycling import Draft, Step
+from token_recycling._util.topk import top_candidates
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 3]
 
@@ -49,6 +50,20 @@ def test_part_keeps_tokens_parents_and_probabilities(draft):
         assert [-1, *(nodes[parent] for parent in part.parents[1:])] == draft.parents[nodes].tolist()
         np.testing.assert_array_equal(part.probabilities, sure[nodes])
     assert draft.values is None
+
+
+def test_candidates_of_the_device_are_used_if_there_are_enough():
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    draft, known = Draft.chain([1, 2, 3]), top_candidates(logits, 2)
+    step = Step(draft, logits, [0], [1], finished=False, candidates=known)
+    for k, nodes in ((1, None), (2, np.array([2, 0])), (3, np.array([1]))):
+        assert all(map(np.array_equal, step.top(k, nodes), top_candidates(logits, k, nodes)))
+
+
+def test_sampled_draft_is_cut_regardless_of_probabilities():
+    q = torch.full((3,), 1 / 3)
+    draft = Draft([0, 1, 2], [-1, 0, 0], [1, 0.1, 0.9], {1: q, 2: q}, frozenset({1, 2}))
+    assert draft.most_probable(2).tokens.tolist() == [0, 1]
 
 
 @given(drafts(), st.integers(0, 6))
