@@ -10,7 +10,7 @@ from support.draft_tables import FORK, grown
 from support.runs import fix_costs, freeze_overhead
 
 import token_recycling as tr
-from token_recycling.costs import best_size
+from token_recycling.costs import best_size, paying_prefix
 from token_recycling.drafters._shared.draft_models import CausalDrafter
 from token_recycling.drafters._shared.graph import Rules
 from token_recycling.loop.pacer import Ledger, paying_size, prune
@@ -42,6 +42,7 @@ def test_best_size_maximizes_tokens_per_second(probabilities, steps):
     rates = [(1 + sum(most_probable[:n])) / (costs[n] + steps * 0.2) for n in range(min(12, len(most_probable) + 1))]
     assert rate == pytest.approx(max(rates))
     assert rates[chosen] == pytest.approx(rate)
+    assert paying_prefix(np.arange(1.0, 5), 1, np.arange(1.0, 4)) == 2, "of equal rates, the larger draft"
 
 
 def test_graph_is_grown_and_pruned_to_what_pays():

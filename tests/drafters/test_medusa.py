@@ -1,12 +1,9 @@
 """Medusa-1: inputs and outputs of heads, trees, training and files."""
 
-from itertools import islice, product
-from math import prod
+from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from support import tiny
 from support.runs import check_perfect, fix_costs
@@ -16,11 +13,11 @@ import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa, MedusaHeads, load_heads, save_heads
 from token_recycling.model.target import Target
+from token_recycling.serving.api.steps import StepReporter
 from token_recycling.training.continuations import Continuations, continuations
 from token_recycling.training.declaration import MedusaTraining, Schedule
 from token_recycling.training.loop import fit
 from token_recycling.training.medusa import NOTHING, accuracy, examples, task_of
-from token_recycling.trees.templates import best_paths, tree_of
 
 VOCABULARY = 16
 
@@ -77,22 +74,6 @@ def test_authors_heads_compute_the_same_as_their_program(name, prefix, tmp_path)
             load_heads(tmp_path)
 
 
-# trees
-
-
-@given(st.lists(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_first_n_paths_are_the_best_tree_of_n_nodes(probabilities):
-    found = list(best_paths(probabilities))
-    depths = range(1, len(probabilities) + 1)
-    every = [path for depth in depths for path in product(*(range(len(ranks)) for ranks in probabilities[:depth]))]
-    assert sorted(path for _, path in found) == sorted(every)
-    assert [chance for chance, _ in found] == sorted((chance for chance, _ in found), reverse=True)
-    for chance, path in found:
-        assert chance == pytest.approx(prod(ranks[rank] for ranks, rank in zip(probabilities, path, strict=False)))
-    for nodes in range(1, len(found) + 1):
-        assert len(tree_of(islice(best_paths(probabilities), nodes))) == nodes + 1
-
-
 # drafts
 
 
@@ -122,7 +103,9 @@ def test_heads_draft_from_the_state_before_the_root(counting, tmp_path, monkeypa
 
 
 def test_perfect_heads_are_always_accepted(counting, tmp_path):
-    check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000", k=99), depth=3)
+    drafter = Medusa(counting_heads(tmp_path, counting), tree="0 00 000", k=99)
+    check_perfect(counting, drafter, depth=3)
+    check_perfect(counting, StepReporter(drafter, lambda *_: None), depth=3)  # as the server's playground does
 
 
 # files

@@ -1,7 +1,6 @@
 """Merged drafts: merging and weights by hand, the best nodes compared with a search, exactness of sampled nodes."""
 
 import dataclasses
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -127,23 +126,6 @@ def test_only_nodes_that_pay_are_kept():
     assert kept(np.array([1.0, 2, 20, 40, 60]), frozenset({4})) == [0, 4]
     # At a forecast ratio of 0.01, nothing pays.
     assert kept(flat, ratio=0.01) == [0]
-
-
-@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
-def test_kept_tree_is_the_best_of_its_size(shares, seed, most):
-    draws = np.random.default_rng(seed)
-    parents = [-1]
-    for _ in shares:
-        parents.append(int(draws.integers(0, len(parents))))
-    whole = Draft.of(range(len(parents)), parents, [1, *shares])
-    kept = whole.first_ranked(1 + most)
-    above, values = whole.parents.tolist(), whole.values
-    closed = [
-        sum(values[node] for node in nodes)
-        for nodes in combinations(range(1, len(values)), len(kept) - 1)
-        if all(above[node] in (0, *nodes) for node in nodes)
-    ]
-    assert kept.values[1:].sum() == pytest.approx(max(closed))
 
 
 def test_drafts_without_probabilities_and_sampled_drafts_stay_whole():

@@ -78,7 +78,6 @@ MADE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (3, {}, TypeError, "got int"),
     (tr.make_drafter("plain"), {"k": 3}, TypeError, "and k"),
     ("recycling", {"matrix": None}, ValueError, "'matrix'"),
-    ("published:update=newest", {}, ValueError, "'newest'"),
     ("recycling:states=true", {}, ValueError, "'states'"),
     ("recycling", {"k": "8"}, TypeError, "got '8' of type str"),
     ("recycling", {"k": True}, TypeError, "got True of type bool"),

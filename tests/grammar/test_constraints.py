@@ -1,8 +1,10 @@
 """Outputs constrained by a grammar equal those of `generate` with the same processor, in fewer steps."""
 
 import gc
+import random
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -11,11 +13,12 @@ from support.cases import paired
 from support.drafters import NAMES, example
 
 import token_recycling as tr
-from token_recycling.grammar import adapters
+from token_recycling.grammar import adapters, statistics
+from token_recycling.grammar.allowed import top_allowed
 from token_recycling.grammar.constraint import Constraint
 from token_recycling.grammar.state import State
 from token_recycling.grammar.statistics import GrammarStatistics
-from token_recycling.trees.draft import Draft
+from token_recycling.trees.draft import Draft, Step
 from token_recycling.trees.templates import Template
 
 PROMPT = torch.tensor([[3, 17, 42, 5, 9, 3, 17]])
@@ -48,6 +51,40 @@ def test_constrained_output_of_every_drafter_equals_generate(name, tmp_path):
     drafter = example(name, model, tmp_path)
     plain = model.generate(PROMPT, **arguments(automaton))
     assert torch.equal(tr.generate(model, PROMPT, drafter=drafter, stats=stats, **arguments(automaton)), plain)
+
+
+@pytest.mark.parametrize("scale", [0.1, 5.0])
+def test_most_probable_allowed_tokens_are_learned(scale):
+    """Of states that allow few tokens, most, or all but one. Forbidden tokens have no probability."""
+    logits, draws, most = scale * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), random.Random(0), 8
+    allowed = [draws.sample(range(64), number) for number in (3, 20, 40, 63)]
+    states = {node: state_of([dict.fromkeys(tokens, 0)]) for node, tokens in enumerate(allowed)}
+    step = Step(Draft.chain([0] * 4), logits, [0], [1], finished=False)
+    for node, (ids, probabilities) in enumerate(zip(*top_allowed(step, states, most), strict=True)):
+        likely = probabilities > 0
+        order = sorted(allowed[node], key=lambda token: -float(logits[node, token]))
+        assert likely.any()
+        assert ids[likely].tolist() == order[: likely.sum()]
+        assert (np.diff(probabilities) <= 0).all()
+
+
+def test_statistics_are_kept_by_the_set_of_allowed_tokens_for_a_limited_number_of_sets(monkeypatch):
+    """Newer choices outweigh older ones."""
+    monkeypatch.setattr(statistics, "_STATES", 4)
+    learned = GrammarStatistics()
+    for least in range(9):
+        sets = [{least, 63}, {least, 63}, {least, 50, 63}, {*range(40), 63}]
+        states = [state_of([dict.fromkeys(tokens, 0)]) for tokens in sets]
+        assert len({state.key for state in states}) == 3
+        for tokens, state in zip(sets, states, strict=True):
+            learned.learn(state, least)
+            found = dict(learned.probabilities(state, []))
+            assert len(tokens) > 32 or ({*found}, found[least]) == (tokens, max(found.values()))
+    assert max(len(learned._choices), len(learned._weights)) <= 4
+    for token in [least] * 200 + [63] * 40:
+        learned.learn(states[0], token)
+    found = dict(learned.probabilities(states[0], []))
+    assert found[63] > found[least]
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "suffix", "fuse:parts=suffix+recycling"])

@@ -153,6 +153,7 @@ def repeated(part, suffix):
 
 RULES = st.recursive(
     st.one_of(
+        st.just((".", "(?s:.)")),
         st.builds(literal, st.text(LETTERS, max_size=3)),
         st.builds(class_of, st.lists(LETTERS, min_size=1, max_size=3), st.booleans()),
     ),

@@ -65,6 +65,9 @@ def test_outputs_of_every_tokenizer_are_json_of_the_schema(make):
     known = vocabulary(tokenizer, size, [stop, other, size - 1])
     grammar = compiled(known, "json_schema", SCHEMA)
     assert grammar.stops == (stop, other)  # the tokenizer does not know the last one
+    assert vocabulary(tokenizer, 9, stop).vocab_size == len(tokenizer), (
+        "some tokenizers have more tokens than their model"
+    )
     special = {*special_tokens(tokenizer, known).values()} - {*grammar.stops}
     ends = set()
     for seed in range(8):

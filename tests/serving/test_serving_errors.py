@@ -131,6 +131,7 @@ REFUSED = [
     (C, {"prompt": []}, "prompt", "[]"),
     (C, {"prompt": ["a", ""]}, "prompt", "got 0"),
     (C, {"prompt": [5, 300]}, "prompt", "got 300"),
+    (C, {"prompt": [5, 2**70]}, "prompt", "got 1180591620717411303424"),
     (C, {"prompt": [[3], [2, -7]]}, "prompt.1.1", "-7"),
     (C, {"prompt": [True]}, "prompt.0", "true"),
     (H, {"messages": []}, "messages", "[]"),

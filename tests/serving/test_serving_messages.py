@@ -19,8 +19,9 @@ def test_answer_names_its_stop_sequence(server):
 def test_count_tokens_equals_usage(server):
     body = {"messages": MESSAGES, "system": "Be brief."}
     counted = server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
-    usage = server.post("/v1/messages", {**body, "max_tokens": 1}).json()["usage"]
-    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    usage = [server.post("/v1/messages", {**body, "max_tokens": 1}).json()["usage"] for _ in range(2)]
+    assert [one["input_tokens"] + one["cache_read_input_tokens"] for one in usage] == [counted] * 2
+    assert usage[1]["cache_read_input_tokens"] > 0
 
 
 def test_claude_code_request_becomes_a_chat():
@@ -61,6 +62,14 @@ def test_claude_code_request_becomes_a_chat():
     (tool,) = body.shown_tools
     assert tool["function"]["name"] == "Bash"
     assert (body.constrained_by, body.max_tokens) == ("parallel_tool_calls", 12)
+
+
+def test_prefilled_answer_is_continued_unless_it_is_empty():
+    for text, roles in (("import sys", ["user", "assistant"]), ("", ["user"])):
+        body = {**ASKED, "messages": [*MESSAGES, {"role": "assistant", "content": text}]}
+        chat = MessagesRequest.model_validate(body).as_chat()
+        assert [message.role for message in chat.messages] == roles
+        assert bool(chat.continue_final_message) == bool(text)
 
 
 @pytest.mark.parametrize(

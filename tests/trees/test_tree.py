@@ -1,7 +1,7 @@
 """Trees: views and masks compared with brute force, templates, and invalid trees."""
 
-import itertools
 from collections.abc import Callable
+from itertools import islice, product
 from math import prod
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.strategies import rank_paths, trees
 
 from token_recycling import Draft, Template
-from token_recycling.trees.templates import chain, grow, paper, parse_paths, template_from
+from token_recycling.trees.templates import best_paths, chain, grow, paper, parse_paths, template_from, tree_of
 
 
 def test_paper_template_has_the_published_shape():
@@ -48,14 +48,20 @@ def test_invalid_trees_are_refused(make, given, message):
         make(*given)
 
 
-@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
-def test_grown_tree_has_the_best_nodes(acceptance, nodes):
-    tree = grow(acceptance, nodes, max_depth=4)
-    everything = [path for depth in range(1, 5) for path in itertools.product(range(len(acceptance)), repeat=depth)]
-    assert len(tree) - 1 == min(nodes, len(everything))
-    worth = {path: prod(acceptance[rank] for rank in path) for path in everything}
-    best = sorted(worth.values(), reverse=True)[: len(tree) - 1]
-    assert sorted((worth[path] for path in rank_paths(tree)[1:]), reverse=True) == pytest.approx(best)
+@given(st.lists(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3), min_size=1, max_size=3))
+def test_first_n_paths_are_the_best_tree_of_n_nodes(probabilities):
+    found = list(best_paths(probabilities))
+    depths = range(1, len(probabilities) + 1)
+    every = [path for depth in depths for path in product(*(range(len(ranks)) for ranks in probabilities[:depth]))]
+    assert sorted(path for _, path in found) == sorted(every)
+    assert [chance for chance, _ in found] == sorted((chance for chance, _ in found), reverse=True)
+    for chance, path in found:
+        assert chance == pytest.approx(prod(ranks[rank] for ranks, rank in zip(probabilities, path, strict=False)))
+    for nodes in range(1, len(found) + 1):
+        assert len(tree_of(islice(best_paths(probabilities), nodes))) == nodes + 1
+    first, depth = probabilities[0], len(probabilities)
+    same = tree_of(islice(best_paths([first] * depth), len(found)))
+    assert rank_paths(grow(first, len(found), depth)) == rank_paths(same)
 
 
 def test_every_form_of_tree_specification_is_accepted(tmp_path):

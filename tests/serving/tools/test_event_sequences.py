@@ -337,6 +337,7 @@ def test_events_of_a_response(server, says, tokenizer, name):
         assert fewest <= reasoned <= most
         status = "incomplete" if reason == "length" else "completed"
         assert final["status"] == items[-1]["status"] == status
+        assert (final["completed_at"] is None) == (status == "incomplete")
         assert all(item["status"] == "completed" for item in items[:-1])
         whole = server.post("/v1/responses", responses_body(limit)).json()
         assert [without_ids(item) for item in whole["output"]] == [without_ids(item) for item in items]
@@ -422,7 +423,7 @@ def test_events_of_a_message(server, anthropic, claude, says, tokenizer, name):
         assert events[-2]["delta"]["stop_reason"] == reasons[reason]
         started, ended = events[0]["message"]["usage"], events[-2]["usage"]
         names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        assert [started[name] for name in names] == [ended[name] for name in names]
+        assert [started["output_tokens"], *(started[name] for name in names)] == [0, *(ended[name] for name in names)]
         assert ended["input_tokens"] + ended["cache_read_input_tokens"] == count_tokens(server)
         with claude.messages.stream(model="tiny", **messages_body(limit)) as stream:
             final = stream.get_final_message()
