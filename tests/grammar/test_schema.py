@@ -263,12 +263,17 @@ TAGGED = [{"properties": {"tag": {"const": tag}, tag: {"type": "integer"}}} for 
 ADMITTED: list[tuple[dict[str, Any], Any]] = [
     # Names in dependencies and constants are not excluded by closing the object.
     ({**CARD, "dependentRequired": {"card": ["owner"]}, "required": ["card"]}, {"card": 1, "owner": None}),
+    ({**CARD, "dependencies": {"owner": ["card"]}, "maxProperties": 1}, {"card": 1}),  # enforceable since closed
     ({**CARD, "dependencies": {"owner": ["card"]}}, {"card": 1, "owner": None}),
     ({**CARD, "dependentSchemas": {"card": {"properties": {"owner": {"type": "null"}}}}}, {"card": 1, "owner": None}),
     ({**CARD, "enum": [{"card": 1}, {"owner": 2}]}, {"owner": 2}),
     # Keywords about objects admit all other values.
     ({"minProperties": 2, "additionalProperties": False}, 5),
     ({"maxProperties": 1, "minProperties": 1, "additionalProperties": False, "type": ["object", "null"]}, None),
+    # Properties are in the order of the schema, whatever precedes them.
+    ({"type": "object", "allOf": [{"$ref": "#/$defs/z"}], "properties": {"a": {}}, "$defs": {"z": {
+        "properties": {"z": {}}}}}, {"z": 1, "a": 2}),
+    ({"$defs": {"z": {"properties": {"z": {}}}}, "properties": {"a": {}}, "$ref": "#/$defs/z"}, {"a": 1, "z": 2}),
     # Branches that differ because of a keyword next to oneOf.
     ({"type": "object", "required": ["tag"], "oneOf": TAGGED}, {"tag": "y", "y": 1}),
 ]  # fmt: skip

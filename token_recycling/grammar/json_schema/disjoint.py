@@ -126,7 +126,7 @@ class Comparison:
             last, resource = at_pointer(self._document, target[0]), target[1]
         if not (isinstance(last, dict) and may_be_closed(last)):
             return schema
-        names = dict.fromkeys([*last["properties"], *strings(last.get("required"))], True)
+        names = dict.fromkeys(names_if_closed(last), True)
         return {"allOf": [schema, {"properties": names, "additionalProperties": False}]}
 
     def types(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str]:
@@ -253,25 +253,34 @@ def may_be_closed(schema: dict[str, Any]) -> bool:
     """Return whether a schema allows additional properties only implicitly and never needs them, so that its objects
     can be closed.
     """
-    listed = schema.get("properties")
     return (
-        isinstance(listed, dict)
+        isinstance(schema.get("properties"), dict)
         and admits_everything(schema.get("unevaluatedProperties", True))
         and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties", "enum", "const"}
-        and all(_only_requires(name, schema[name], listed) for name in (*IN_PLACE, "then", "else") if name in schema)
+        and all(_only_requires(schema, name) for name in (*IN_PLACE, "then", "else") if name in schema)
     )
 
 
-def _only_requires(keyword: str, composition: Any, properties: Any) -> bool:
-    """Return whether the schemas of a composition have only `required`, with listed properties."""
+def names_if_closed(schema: dict[str, Any]) -> dict[str, None]:
+    """Return the names of the properties of a schema whose objects are closed: listed, required and dependent ones."""
+    dependent = [schema[name] for name in _DEPENDENT if isinstance(schema.get(name), dict)]
+    stated = [[name, *strings(needed)] for names in dependent for name, needed in names.items()]
+    return dict.fromkeys([*schema["properties"], *strings(schema.get("required")), *itertools.chain(*stated)])
+
+
+_DEPENDENT = [name for name in IN_PLACE if about(name)]
+
+
+def _only_requires(schema: dict[str, Any], keyword: str) -> bool:
+    """Return whether the schemas of a composition have only `required`, with names of the closed object."""
+    composition = schema[keyword]
+    if keyword in _DEPENDENT and isinstance(composition, dict):
+        composition = [one for one in composition.values() if not isinstance(one, list)]
     branches = composition if isinstance(composition, list) else [composition]
-    if about(keyword) == ("object",) and isinstance(composition, dict):  # names and their dependencies
-        branches = [{"required": one} if isinstance(one, list) else one for one in composition.values()]
-        branches.append({"required": [*composition]})
     return all(
         isinstance(branch, dict)
         and keywords(branch) <= {"required"}
-        and {*strings(branch.get("required"))} <= {*properties}
+        and {*strings(branch.get("required"))} <= names_if_closed(schema).keys()
         for branch in branches
     )
 

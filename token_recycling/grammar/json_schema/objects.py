@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .complement import either
-from .disjoint import may_be_closed
+from .disjoint import may_be_closed, names_if_closed
 from .json_values import Schema, at_pointer, shown, strings, why_inexact
 from .keywords import admits_everything, keywords
 from .patterns import WRITABLE, before_a_newline, translated
@@ -80,7 +80,7 @@ def _other_properties(node: Node) -> None:
         _unevaluated_properties(node)
     elif node.closed and may_be_closed(schema):
         own["additionalProperties"] = False
-        for name in own.get("required", ()):
+        for name in names_if_closed(schema):
             own["properties"].setdefault(name, True)
 
 

@@ -130,7 +130,8 @@ class Node:
             return own or True
         if not own:
             return others[0] if len(others) == 1 else {"allOf": others}
-        if next(iter(self.schema)) in IN_PLACE:
+        stated = [name for name in self.schema if name == "properties" or name in IN_PLACE]
+        if next(iter(self.schema)) in IN_PLACE or "properties" in stated[1:]:
             return {"allOf": [*others, own]}
         own["allOf"] = others
         return own
