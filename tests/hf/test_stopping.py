@@ -7,14 +7,17 @@ classes of criteria are looked up in transformers: a later release with a new on
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from support import tiny
 from support.batches import padded
 from support.oracle import Oracle
+from support.side_by_side import SideBySide
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import ConfidenceCriteria, stopping_criteria
 
@@ -90,6 +93,13 @@ def test_length_limits(writer):
         assert torch.equal(by_new, by_all)
         assert by_new.shape[1] == 6 + length
         assert drafter.cut == 0, "a draft is never deeper than the text may become"
+
+
+@pytest.mark.parametrize("limit", [torch.tensor(9), np.int32(9), 8.5, math.inf], ids=repr)
+def test_limits_that_are_no_integers(limit):
+    """Such as the sum of an attention mask, which the compiled drafter cannot take."""
+    arguments = {"max_new_tokens": limit, "eos_token_id": [30], "pad_token_id": 0, "do_sample": False}
+    SideBySide(tiny.llama).assert_same(lambda model: model.generate(tiny.prompt(0, 9), **arguments), times=2)
 
 
 @pytest.mark.parametrize("sample", [False, True])

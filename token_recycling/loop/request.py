@@ -61,8 +61,11 @@ class TokenSequence:
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
-        self.max_length = min(limits)
-        """Maximum tokens of the sequence, padding included, unless user code changes it."""
+        limit = min(limits)
+        self.max_length = limit if limit == math.inf else math.ceil(limit)
+        """Maximum tokens of the sequence, padding included, unless user code changes it; an integer or infinity, though
+        the limit may be a tensor or a fraction.
+        """
         # Length and EOS criteria, part of every batch, are checked on plain numbers unless those may change. All other
         # criteria are called as they are, once per token.
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
