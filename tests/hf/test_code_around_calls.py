@@ -193,20 +193,27 @@ def test_replaced_torch_kernels_fall_back(operator, kernel):
 
 
 class _Halved(torch.Tensor):
-    """Halves products in forward passes over one row."""
+    """Halves angles, and exchanges logits, in forward passes over one row."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), more=None):
         output = super().__torch_function__(function, types, arguments, more or {})
-        one_row = "matmul" in getattr(function, "__name__", "") and output.shape[-1] == 1
-        return output / 2 if one_row else output
+        name = getattr(function, "__name__", "")
+        one_row = ("matmul" in name and output.shape[-1] == 1) or (name == "linear" and output.shape[1] == 1)
+        return output.roll(1, -1) / 2 if one_row else output
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_buffers_of_a_tensor_subclass_fall_back(between):
+@pytest.mark.parametrize("path", ["model.rotary_emb.inv_freq", "lm_head.weight"])
+def test_tensors_of_a_subclass_fall_back(between, path):
+    """Buffers, and weights that are attributes of their modules, as hypernetworks set them."""
+
     def halve(model):
-        rotary = model.model.rotary_emb
-        rotary.inv_freq = rotary.inv_freq.as_subclass(_Halved)
+        holder, _, name = path.rpartition(".")
+        module = model.get_submodule(holder)
+        tensor = getattr(module, name).detach().as_subclass(_Halved)
+        module._parameters.pop(name, None)
+        setattr(module, name, tensor)
         return model
 
     both = SideBySide(llama if between else lambda: halve(llama()))

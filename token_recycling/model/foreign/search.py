@@ -133,8 +133,9 @@ def foreign_code(model: PreTrainedModel, quantized: bool = False) -> tuple[Forei
         if is_own(cls.__module__) and cls not in classes:
             classes.add(cls)
             pieces += _replaced_methods(cls)
-        for name, buffer in module.named_buffers(recurse=False):
-            if not is_own((kind := type(buffer)).__module__):
+        # Some libraries set weights as attributes; parameters of other classes are self-tested as quantized ones.
+        for name, value in (*module.named_buffers(recurse=False), *vars(module).items()):
+            if isinstance(value, torch.Tensor) and not is_own((kind := type(value)).__module__):
                 pieces.append(Foreign(f"{name} of {where}, a {kind.__module__}.{kind.__qualname__}", kind, module))
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
