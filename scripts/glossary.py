@@ -1,6 +1,6 @@
 """Find home-made words in documentation, docstrings and comments, and print the field's term for each.
 
-    python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md, docs/ and Python files except tests
+    python scripts/glossary.py [FILE ...]     default: all pages, and Python files except tests
 
 Code blocks and `code` are not checked. `make lint` runs this script; it exits with status 1 if it finds anything.
 """
@@ -14,10 +14,9 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = [
-    file for name in ("token_recycling", "benchmarks", "examples") for file in sorted((ROOT / name).rglob("*.py"))
-]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("token_recycling", "benchmarks", "deploy", "examples", "scripts")
+SOURCES = [ROOT / "noxfile.py", *(file for name in FOLDERS for file in sorted((ROOT / name).rglob("*.py")))]
 TERMS = {
     r"drawn drafts?|drawn tokens?|is drawn|are drawn": "sampled",
     r"laid out|lays? out weights": "prepacked",

@@ -313,15 +313,15 @@ def _written_call(name: str, arguments: dict[str, Any] | str) -> str:
 
 def _listing(tools: list[dict[str, Any]]) -> str:
     functions = "\n".join(_json(tool["function"]) for tool in tools)
-    return f"""You can call functions. These are all of them, each as JSON:
+    return f"""You can call functions. All functions, one JSON object per line:
 
 {functions}
 
-To call one, write its name and its arguments as JSON between these marks, one pair of marks for each call:
+To call a function, write its name and arguments as JSON between these tags, one pair of tags per call:
 
 {_CALL.format(_EXAMPLE)}
 
-What it gives is then told between <tool_response> and </tool_response>. If no function helps, answer without a call."""
+You then get the result between <tool_response> and </tool_response>. If no function helps, answer without a call."""
 
 
 def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str) -> list[Message]:

@@ -278,11 +278,11 @@ def _may_be_called(model: nn.Module, module: nn.Module, name: str) -> bool:
         return True
     homes = {base.__module__ for part in parts_of(model) for base in own_class(part).__mro__} - {"builtins"}
     homes |= {getattr(library, "__module__", None) or library.__name__ for library in LIBRARIES}
-    return any((names := _names_in(home)) is None or name in names for home in homes)
+    return any((names := _names_of_source(home)) is None or name in names for home in homes)
 
 
 @functools.cache
-def _names_in(module: str) -> frozenset[str] | None:
+def _names_of_source(module: str) -> frozenset[str] | None:
     """Return all names and strings in the code of a Python module; None if its code cannot be read."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     try:
