@@ -112,6 +112,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"$comment": 1, "title": 2, "default": {"not": {}}, "examples": 3, "x-any": {"not": 1}, "readOnly": True},
     {"x-guidance": {"lenient": True}, "type": "integer"}, {"contentEncoding": "base64", "deprecated": True},
 ]  # fmt: skip
+OBJECT_A = {"type": "object", "properties": {"a": {}}}
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "#/properties/a/not": [{"properties": {"a": {"not": {"const": [1]}}}}],
     "#/if": [
@@ -157,6 +158,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     ],
     "#/multipleOf: admits no value": [{"minimum": 0.1, "maximum": 0.2, "multipleOf": 0.3, "type": "number"}],
     "#/pattern": [{"pattern": f"^{'(?=a)' * 17}"}, {"pattern": r"(a)\1"}, {"pattern": r"^a\b"}],
+    "#/minProperties: above 1 is not": [{**OBJECT_A, "minProperties": 2}],
     "#/minProperties": [
         {"minProperties": 2},
         {"properties": {name: {} for name in "abcdefghij"}, "minProperties": 5, "maxProperties": 5,

@@ -253,8 +253,10 @@ def may_be_closed(schema: dict[str, Any]) -> bool:
     """Return whether a schema allows additional properties only implicitly and never needs them, so that its objects
     can be closed.
     """
+    least = schema.get("minProperties", 0)
     return (
         isinstance(schema.get("properties"), dict)
+        and (not is_count(least) or least <= len(names_if_closed(schema)))
         and admits_everything(schema.get("unevaluatedProperties", True))
         and not schema.keys() & {"patternProperties", "propertyNames", "additionalProperties", "enum", "const"}
         and all(_only_requires(schema, name) for name in (*IN_PLACE, "then", "else") if name in schema)

@@ -20,7 +20,8 @@ _DAY = (
 """Months and days that exist in every year."""
 _DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_PARTIAL_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?"
+_TIME = rf"{_PARTIAL_TIME}(?:Z|[+-]{_CLOCK})"
 _ANY_UUID = "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 _FOUR = r"[A-Za-z0-9+/]{4}"
@@ -65,6 +66,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
     "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
+    "partial-time": {"pattern": f"^{_PARTIAL_TIME}$"},
+    "partial-date-time": {"pattern": f"^{_DATE}T{_PARTIAL_TIME}$"},
     "json-pointer": {"pattern": f"^{_POINTER}$"},
     "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
@@ -90,9 +93,11 @@ FORMATS: dict[str, dict[str, Any]] = {
     "ulid": {"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"},
     "xid": {"pattern": "^[0-9a-v]{20}$"},
 }
-"""The keywords of each known format: those of JSON Schema, of pydantic (some admit any string), and of zod."""
+"""The keywords of each known format: those of JSON Schema, of pydantic (some admit any string), of zod, and of schemars
+(`ip`, times without an offset).
+"""
 _WRITTEN_AS = {"idn-hostname": "hostname", "idn-email": "email", "iri": "uri", "iri-reference": "uri-reference"}
-_WRITTEN_AS |= {"byte": "base64", "guid": "uuid", "url": "uri"}
+_WRITTEN_AS |= {"byte": "base64", "guid": "uuid", "url": "uri", "ip": "ipvanyaddress"}
 """Internationalized formats, whose outputs are limited to ASCII, and aliases."""
 FORMATS |= {name: FORMATS[other] for name, other in _WRITTEN_AS.items()}
 
