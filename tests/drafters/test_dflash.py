@@ -10,6 +10,7 @@ from support import assistants, tiny
 from support.architectures import model_of
 from support.eagle_heads import DIM, LAYER, WIDTH, after_attention, attended, normed
 from support.recurrent_architectures import RECURRENT
+from support.releases import skip_before
 from support.runs import check_same, drafted_steps, drafts_of, fix_costs, freeze_overhead, paths_of
 from transformers import cache_utils
 
@@ -102,6 +103,7 @@ def test_auto_drafts_the_number_of_nodes_that_pays(counting, monkeypatch):
     ],
 )
 def test_assistants_that_do_not_fit_the_target_are_refused(model, make, value, tmp_path):
+    skip_before(5, 23)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=value):
         tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(make(model, tmp_path)), max_new_tokens=4)
@@ -123,11 +125,18 @@ PUBLISHED = {
     **{"layer_types": ["full_attention"] * 2, "num_target_layers": 2, "sliding_window": 3, "attention_bias": False},
     "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 1]},
 }
-WINDOW = {"use_swa": True, "swa_window_size": 5, "causal": False}
+NESTED = PUBLISHED["dflash_config"]
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+SPECULATORS = {
+    **{"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"], "block_size": 4, "mask_token_id": 0},
+    **{"aux_hidden_state_layer_ids": [1, 2], "draft_vocab_size": 24, "sliding_window_non_causal": False},
+    "transformer_layer_config": {**LAYER, **WINDOWS, "num_hidden_layers": 2, "head_dim": DIM, "rope_theta": 500.0},
+}
 
 
-def write_published(folder, **nested):
-    """Write an assistant in the authors' format; return its tensors."""
+def write_published(folder, change, **more):
+    """Write an assistant in the authors' format, with a changed configuration and more tensors; return its tensors."""
+    skip_before(5, 23)
     draws = torch.Generator().manual_seed(2)
     sizes = {"fc.weight": (WIDTH, 2 * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
     for number in range(2):
@@ -138,40 +147,52 @@ def write_published(folder, **nested):
         sizes |= {f"layers.{number}.self_attn.{name}_norm.weight": (DIM,) for name in "qk"}
         sizes |= {f"layers.{number}.{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
     tensors = {name: torch.randn(size, generator=draws) * 0.3 + (len(size) == 1) for name, size in sizes.items()}
-    config = {**PUBLISHED, "dflash_config": {**PUBLISHED["dflash_config"], **nested}}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**PUBLISHED, **change}))
+    save_file({**tensors, **more}, folder / "model.safetensors")
     return tensors
 
 
 @torch.no_grad()
-def published_probabilities(model, tensors, text, window):
+def published_probabilities(model, tensors, text, windows, causal):
     """(positions, vocabulary): as `expected_probabilities`, by the authors' formulas."""
     states = model.model(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
     read = torch.cat([states[1], states[2]], dim=-1)[0] @ tensors["fc.weight"].T
     context = normed(read, tensors["hidden_norm.weight"])
     block = model.get_input_embeddings()(torch.tensor([text[-1], 0, 0, 0]))
     places = torch.arange(len(text) + 3)
-    visible = (places - places[:, None]).abs() < window
-    for prefix in ("layers.0.", "layers.1."):
+    for prefix, window in zip(("layers.0.", "layers.1."), windows, strict=True):
+        visible = (places - places[:, None]).abs() < window
+        if causal and window < 99:
+            visible = visible.tril()
         rows = torch.cat([context, normed(block, tensors[f"{prefix}input_layernorm.weight"])])
         block = block + attended(tensors, f"{prefix}self_attn.", rows, places, visible, 500.0)[-4:]
         block = after_attention(tensors, prefix, block)
     return model.lm_head(normed(block, tensors["norm.weight"])[1:]).softmax(-1)
 
 
-@pytest.mark.parametrize("nested", [{}, WINDOW], ids=["full attention", "windows"])
-def test_assistant_in_the_authors_format_computes_the_same_as_its_program(nested, tmp_path):
-    model, tensors = tiny.llama(), write_published(tmp_path, **nested)
+@pytest.mark.parametrize(
+    ("change", "windows", "causal"),
+    [
+        ({}, (99, 99), False),
+        ({"dflash_config": {**NESTED, "use_swa": True, "swa_window_size": 5, "causal": False}}, (5, 5), False),
+        (WINDOWS, (5, 99), True),
+        (SPECULATORS, (5, 99), True),
+        ({**SPECULATORS, "sliding_window_non_causal": True}, (5, 99), False),
+    ],
+    ids=["full", "windows", "causal windows", "speculators", "speculators, not causal"],
+)
+def test_assistant_in_a_published_format_computes_the_same_as_its_program(change, windows, causal, tmp_path):
+    copies = {"lm_head.weight": torch.ones(24, WIDTH), "d2t": torch.arange(24)} if "block_size" in change else {}
+    model, tensors = tiny.llama(), write_published(tmp_path, change, **copies)
     steps = drafted_steps(model, DFlash(str(tmp_path), tree="chain:3"), tiny.prompt(2, 9), max_new_tokens=16)
     for text, step in steps[1:-3]:
-        wanted = published_probabilities(model, tensors, text, nested.get("swa_window_size", 99))
+        wanted = published_probabilities(model, tensors, text, windows, causal)
         assert step.draft.tokens[1:].tolist() == wanted.argmax(-1).tolist()
         assert step.draft.probabilities[1:] == pytest.approx(wanted.max(-1).values.numpy(), rel=1e-3)
 
 
 def test_unsupported_assistants_in_published_formats_are_refused(tmp_path):
-    tensors = write_published(tmp_path)
+    tensors = write_published(tmp_path, {})
     weights, model = tmp_path / "model.safetensors", tiny.llama()
     for changed, value in (
         ({**tensors, "mask_embedding": torch.ones(WIDTH)}, "unexpected tensors: mask_embedding"),
@@ -183,14 +204,13 @@ def test_unsupported_assistants_in_published_formats_are_refused(tmp_path):
         save_file(changed, weights)
         with pytest.raises(ValueError, match=value):
             tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(str(tmp_path)), max_new_tokens=4)
-    nested = PUBLISHED["dflash_config"]
     for change, value in (
         ({"architectures": ["DominoDraftModel"]}, "DominoDraftModel"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"dflash_config": {**nested, "causal": True}}, "causal=True"),
+        ({"dflash_config": {**NESTED, "causal": True}}, "causal=True"),
         ({"dflash_config": {"target_layer_ids": [0]}}, "mask_token_id is missing"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "causal=false"),
-        ({"speculators_model_type": "dflash"}, "speculators"),
+        ({**WINDOWS, "sliding_window": None}, "sliding_window is missing"),
+        ({**SPECULATORS, "sample_from_anchor": True}, "sample_from_anchor=True"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED, **change}))
         with pytest.raises(ValueError, match=value):
