@@ -161,7 +161,7 @@ def test_target_without_fitting_layers_is_refused():
     hybrid = model_of(recurrent("bailing_hybrid"))
     hybrid.config.mtp_layer_types, hybrid.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
     for model, drafter, said in (
-        (tiny.llama(), Mtp(), "num_mtp_layers"),
+        (tiny.llama(), Mtp(), "reads no MTP layers of LlamaForCausalLM .num_mtp_layers"),
         (model_of(FAMILIES[0]), Mtp(), "the 2 MTP layers of DeepseekV3"),
         (tiny.llama(), Mtp(assistants.mtp(tiny.llama(hidden_size=16))), "32, got 16"),
         (hybrid, Mtp(assistants.mtp(hybrid, 1)), "linear_attention"),

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import transformers
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
@@ -77,7 +78,8 @@ def _own_layers(target: Target) -> MtpModel:
     name = type(target.model).__name__
     if not getattr(target.config, "num_mtp_layers", None):
         raise ValueError(
-            f"{name} has no MTP layers (num_mtp_layers in its configuration); choose another drafter, such as recycling"
+            f"transformers {transformers.__version__} reads no MTP layers of {name} (num_mtp_layers in its "
+            "configuration); choose another drafter, such as recycling"
         )
     try:
         return MtpModel.from_pretrained(target.model, device_map={"": target.device}).eval()
