@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import tiny
-from support.eagle_heads import EAGLE_1, EAGLE_3, outputs_of, own_states, tensors_of, written
+from support.eagle_heads import EAGLE_1, EAGLE_3, counting_head, outputs_of, own_states, tensors_of, written
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
@@ -64,13 +64,25 @@ def test_texts_outside_the_draft_vocabulary_have_no_loss(deep):
     assert not loss.requires_grad
 
 
+def test_acceptance_is_measured_on_outputs_only(counting, tmp_path):
+    """The prompt does not count as the model does."""
+    head = load_head(counting_head(tmp_path, counting)).head
+    assert acceptance(counting, head, Continuations([torch.tensor([3, 9, 1, 2, 3, 4])], [3]), depths=1, ranks=1) == [
+        [1]
+    ]
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_head_trained_on_a_counting_model_predicts_it(version, tmp_path):
     losses, model = [], tiny.counting_llama(num_hidden_layers=4)  # so that there are states between layers
     texts, held_out = counting_continuations(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
-    progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
-    head = fit(task_of(model, texts, how), Schedule(60, rate=0.02), progress=progress)
+    progress, state = lambda step, steps, loss: losses.append(loss), torch.get_rng_state()
+    task = task_of(model, texts, how)
+    assert torch.equal(torch.get_rng_state(), state), "no random numbers of the caller are used"
+    one, other = (task_of(model, texts.select([0]), how).batch_at(number).states for number in (0, 1))
+    assert torch.equal(one, other) == (version == 3), "in version 1 every batch has its own noise"
+    head = fit(task, Schedule(60, rate=0.02), progress=progress)
     assert losses[-1] < 0.8 * losses[0]
     measured = acceptance(model, head, held_out, depths=3, ranks=4)
     assert len(measured) == 3

@@ -164,6 +164,12 @@ def test_examples_pair_states_with_later_tokens(model):
         first = model.model(input_ids=texts.texts[0][None]).last_hidden_state[0, 1:5]
         second = model.model(input_ids=texts.texts[1][None]).last_hidden_state[0, 0:2]
     assert torch.allclose(hidden, torch.cat([first, second]), atol=1e-5)
+    heads, task = MedusaHeads(2, 32), task_of(model, texts, MedusaTraining(heads=2))
+    losses = [
+        torch.nn.functional.cross_entropy(logits, labels, ignore_index=NOTHING)
+        for logits, labels in zip(heads(hidden, model.lm_head), wanted[:2], strict=True)
+    ]
+    assert torch.allclose(task.loss_of(heads, (hidden, wanted[:2])), 0.8 * losses[0] + 0.64 * losses[1])
 
 
 def counting_continuations(model, folder):

@@ -68,8 +68,10 @@ def test_interrupted_run_is_resumed(model, tmp_path, monkeypatch, temperature):
     assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
     assert made.prompt_lengths == wanted.prompt_lengths
     torch.manual_seed(1)  # sampled texts do not depend on it
+    state = torch.get_rng_state()
     again = continuations(model, prompts(6), tmp_path / "again", **how)
     assert [text.tolist() for text in again.texts] == [text.tolist() for text in wanted.texts]
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_file_of_other_options_is_refused(model, tmp_path):
@@ -122,6 +124,7 @@ def loss_of(layer, batch):
 def test_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     known = Task(part(), batch_at, loss_of, {"data": (1, 2)})
+    assert not fit(replace(known, part=part().eval()), Schedule(2)).training
     fit(known, Schedule(2), path)
     for task, steps, message in (
         (replace(known, options={"data": [1]}), 2, r"data .*\[1\], got \[1, 2\]"),
@@ -150,6 +153,13 @@ def test_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
 def test_invalid_options_are_refused(make, value):
     with pytest.raises(ValueError, match=value):
         make()
+
+
+def test_rate_rises_and_falls():
+    rates = [Schedule(100, rate=0.5).rate_at(step) for step in range(100)]
+    assert rates.index(max(rates)) == 5
+    assert rates == [*sorted(rates[:5]), *sorted(rates[5:], reverse=True)]
+    assert (rates[0] < 0.1, max(rates), rates[-1] < 0.001) == (True, 0.5, True)
 
 
 def test_nan_loss_ends_training():

@@ -10,7 +10,7 @@ import warnings
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.byte_grammars import admits, byte_tokenizer, random_output
 from support.strategies import fuzz
@@ -168,6 +168,7 @@ RULES = st.recursive(
 
 @fuzz(100)
 @given(RULES, st.booleans(), st.lists(st.text(LETTERS, max_size=4), max_size=8), st.integers(0, 999))
+@example(('"a" "b" "c" | "ab"', "abc|ab"), True, ["abc", "ab"], 0)
 def test_grammar_admits_the_same_texts_as_a_regular_expression(rule, recursive, texts, seed):
     """Rules without recursion become one terminal; in a grammar with recursion, rules match single characters."""
     body, pattern = rule

@@ -65,6 +65,8 @@ def test_outputs_of_every_tokenizer_are_json_of_the_schema(make):
     known = vocabulary(tokenizer, size, [stop, other, size - 1])
     grammar = compiled(known, "json_schema", SCHEMA)
     assert grammar.stops == (stop, other)  # the tokenizer does not know the last one
+    texts = ('{"name": "x", "age": 1}', '{"name": "x", "age": 1}\N{SNOWMAN}')
+    assert [grammar.admits(known, text) for text in texts] == [True, False]
     assert vocabulary(tokenizer, 9, stop).vocab_size == len(tokenizer), (
         "some tokenizers have more tokens than their model"
     )

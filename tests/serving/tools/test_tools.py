@@ -31,6 +31,7 @@ READ = [
     *((f"<think>{thought or ''}", "", thought, [], "stop") for thought in ("well", None)),  # no closing delimiter
     (f"{THOUGHT}{SAID}", "Let me see.", "well", [CALL], "tool_calls"),
     (f"{SAID}{OPEN}{{", "Let me see.", None, [CALL], "tool_calls"),
+    (f'{OPEN}{{"name": "lo\nok", "arguments": {{}}}}{CLOSE}', None, None, [("lo\nok", {})], "tool_calls"),
     (f"{SAID[11:]}\n", None, None, [CALL], "tool_calls"),  # vllm-project/vllm#28331
     (f"{SAID}\n \nSo.\n", "Let me see.\n \nSo.\n", None, [CALL], "tool_calls"),
     (f"{SAID}{OPEN}[]{CLOSE}\n", "Let me see.[]\n", None, [CALL], "tool_calls"),
@@ -49,14 +50,16 @@ def test_calls_and_reasoning_are_separated_from_text(server, says, said, text, t
     assert (choice.message.content, choice.message.model_extra.get("reasoning_content")) == (text, thought)
 
 
-def test_other_special_tokens_are_not_shown(tokenizer):
+def test_special_tokens_except_delimiters_are_not_shown(tokenizer):
+    """Although all of them end the output, as some clients ask."""
     template, tokenizer = tokenizer.response_template, tiny.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>", "</think>"]})
     parser = partial(tokenizer.get_response_parser, template, prefix="")
-    output = Output(tokenizer, GenerationConfig(), parser)
+    output = Output(tokenizer, GenerationConfig(), parser, hidden=tokenizer.all_special_ids)
     written = tokenizer("<think>we<mark>ll</think>do<mark>ne<mark>")["input_ids"]
     shown = whole([output.push([ScoredToken(token)]) for token in written] + [output.end()])
     assert (shown.of("reasoning"), shown.of("text")) == ("well", "done")
+    assert shown.offsets == [len(tokenizer.decode(written[:end])) for end in range(len(written))]
 
 
 def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
