@@ -10,7 +10,7 @@ from support.cases import thinned
 from support.commandline import PROMPT, run, run_json
 from transformers import RwkvConfig, T5Config
 
-from token_recycling import Template, __version__, drafter_names, fingerprint
+from token_recycling import __version__, drafter_names, fingerprint
 from token_recycling.bench import methods, session
 from token_recycling.bench.data import OWN_METHODS
 from token_recycling.drafters.published import AdjacencyMatrix
@@ -63,11 +63,6 @@ def test_drafters_are_listed_from_their_classes():
     assert options["update"]["type"] == "last | first | unordered"
     assert {one["name"]: one["type"] for one in found["recycling"]["options"]}["tree"] == "str | int"
     assert "Candidates kept" in run("drafters").stdout
-
-
-def test_tree_is_given_as_rank_paths(tiny_model_dir):
-    found = run_json("generate", tiny_model_dir, PROMPT, "--drafter", "recycling:tree=0 1 00", "--max-new-tokens", 10)
-    assert repr(Template.from_paths([(0,), (1,), (0, 0)])) in found["stats"]["drafter"]
 
 
 # The program

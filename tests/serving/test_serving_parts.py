@@ -18,11 +18,13 @@ from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
+from token_recycling.serving.conversation import Message, ToolCall
 from token_recycling.serving.engine import Engine
+from token_recycling.serving.errors import ApiError
 from token_recycling.serving.generation import Generation
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.output import Output, ScoredToken, StopTrimmer, whole
-from token_recycling.serving.prompt import check_template
+from token_recycling.serving.prompt import check_template, render_prompt
 from token_recycling.serving.protocol import Request
 from token_recycling.serving.settings import Settings
 
@@ -75,6 +77,24 @@ def test_key_file_readable_by_others_causes_a_warning(tmp_path, caplog, mode):
     assert [key.name for key in parse_keys([], file)] == ["ann"]
     assert (f"chmod 600 {file}" in caplog.text) == (mode != 0o600)
     assert "hidden" not in caplog.text
+
+
+ALTERNATES = (
+    "{% for m in messages %}{% if loop.index > 1 and loop.previtem.role == m.role %}"
+    "{{ raise_exception('no ' ~ m.role ~ ' at ' ~ loop.index) }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
+
+def test_messages_are_merged_for_templates_whose_roles_alternate():
+    """A call is never dropped: if the template rejects it, the error is that of the conversation as sent."""
+    tokenizer, roles = tiny.tokenizer(), ("user", "user", "assistant", "assistant", "system")
+    tokenizer.chat_template = ALTERNATES
+    messages = [Message(role=role, content=text) for role, text in zip(roles, "abcde", strict=True)]
+    shown = tokenizer.decode(render_prompt(tokenizer, messages)[0])
+    assert shown == "system: e\nuser: a\n\nb\nassistant: c\n\nd\n"
+    messages[2].tool_calls = [ToolCall(function={"name": "look"})]
+    with pytest.raises(ApiError, match="no user at 2"):
+        render_prompt(tokenizer, messages)
 
 
 @given(st.lists(TEXTS, max_size=8), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))

@@ -57,15 +57,6 @@ def drafted(server, **body):
     return [len(data["draft"]["tokens"]) - 1 for name, data in events if name == "step"]
 
 
-def test_texts_of_all_steps_and_of_the_end_are_the_output(server):
-    """A letter that may begin a stop string is held back until the end."""
-    asked = {"prompt": "for index in", "max_tokens": 9, "temperature": 0}
-    text = server.post("/v1/completions", asked).json()["choices"][0]["text"]
-    (_, *steps, (_, end)) = server.steps(**asked, stop=[f"{text[-1]}never said"])
-    assert end["text"]
-    assert "".join(piece for _, step in steps for piece in step["texts"]) + end["text"] == text
-
-
 def test_offered_drafters_start_untrained(server):
     """So does the server's own drafter as `untrained`."""
     for drafter in ("recycling:tree=4", "untrained"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from token_recycling._util.files import replacing
+from token_recycling._util.files import cache_folder, replacing, replacing_folder
 
 
 def write(path, text="new"):
@@ -58,6 +58,23 @@ def test_target_of_a_link_is_replaced(tmp_path):
         assert target.read_text() == text
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
     assert os.listdir(target.parent) == ["file"]
+
+
+def test_folder_is_replaced_as_a_whole(tmp_path):
+    for name in ("old", "new"):
+        with replacing_folder(tmp_path / "folder") as temporary:
+            (temporary / name).write_text(name)
+    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(tmp_path / "folder") == ["new"]
+
+
+def test_cache_is_in_the_first_folder_that_is_named(monkeypatch):
+    """An empty variable names none."""
+    wanted = {("a", "b"): Path("a"), ("", "b"): Path("b/token_recycling"), ("", ""): Path("~/.cache/token_recycling")}
+    for (own, general), folder in wanted.items():
+        monkeypatch.setenv("TOKEN_RECYCLING_CACHE", own)
+        monkeypatch.setenv("XDG_CACHE_HOME", general)
+        assert cache_folder() == folder.expanduser()
 
 
 KILLED = """
