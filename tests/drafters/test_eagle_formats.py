@@ -281,6 +281,7 @@ def test_invalid_head_files_are_refused(tmp_path):
         (EAGLE_1, {"hidden_size": 64}, "64, .*got 32"),
         (EAGLE_3, {"vocab_size": 80}, "80, .*got 64"),
         (KNOWN["speculators, target of another width"], {"hidden_size": 16}, "embed_tokens"),
+        (KNOWN["speculators, four states"], {"num_hidden_layers": 5}, "last layer, number 4, before the final norm"),
         (EAGLE_3, {"num_hidden_layers": 2}, r"LlamaForCausalLM has hidden states 0 to 2, got \[2, 1, -1\]"),
     ],
 )

@@ -77,6 +77,12 @@ class Eagle(StatesDrafter[PlacedHead]):
                     f"{self.head}: {name} of the head must be {ours}, as in the model, got {theirs}; "
                     "use the head trained for this model, or train one"
                 )
+        layers = target.config.num_hidden_layers
+        if layers in (shape.states or ()):  # in transformers, hidden state number `layers` is normalized
+            raise TrainedPartError(
+                f"{self.head}: reads the output of the last layer, number {layers - 1}, before the final norm, which "
+                "is unsupported; use another head, or train one"
+            )
         ours = model.get_input_embeddings().weight.shape[1]
         if saved.embedding is None and ours != shape.width:
             raise TrainedPartError(
