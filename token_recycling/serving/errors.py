@@ -23,6 +23,10 @@ _LONGEST_SUBJECT, _MOST_SUBJECTS = 80, 200
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""Details of an unsupported field: Anthropic's tool runner repeats a request that is refused so, without the field."""
+
+
 class WarnOnce:
     """Logs a warning once per subject. Clients choose the subjects, so their number and length are limited."""
 
@@ -95,8 +99,11 @@ class CancelledError(Exception):
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """Return the body of an error response."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    if code == "unsupported" and param in _DETAILS:
+        error["details"] = _DETAILS[param]
     # Anthropic's clients read the same body and need the outer `type`.
-    return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"type": "error", "error": error}
 
 
 def server_error(error: BaseException, where: str) -> ApiError:

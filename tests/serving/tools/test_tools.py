@@ -256,6 +256,25 @@ def test_truncated_call_is_shown_as_far_as_generated(server, says, tokenizer, ar
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_tool_runner_of_anthropic_repeats_its_request_without_a_thread(server, says, stream):
+    """It asks the server to store the conversation, and repeats a request that is refused with certain details."""
+    anthropic = pytest.importorskip("anthropic")
+    says(SAID)
+    looked = []
+
+    @anthropic.beta_tool
+    def look(at: int) -> str:
+        """Look."""
+        looked.append(at)
+        return "here"
+
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    body = {"model": "tiny", "max_tokens": 200, "messages": ASKED, "max_iterations": 2, "stream": stream}
+    replies = list(client.beta.messages.tool_runner(tools=[look], **body))
+    assert (len(replies), looked[0]) == (2, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_malformed_arguments_are_returned_as_a_call(server, says, stream):
     says('<tool_call>{"name": "look", "arguments": {"at": }}</tool_call>')
     if stream:
