@@ -268,8 +268,11 @@ def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
 
 
 def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
-    """Fill the drafter's matrix from a file if there is one; raises ValueError."""
-    from ..recycling.matrix_file import fingerprint
+    """Fill the drafter's matrix from a file if there is one; raises ValueError, also if the matrix cannot hold all of
+    the file, since the callers save it there.
+    """
+    from ..recycling.matrix_file import MatrixFileError, fingerprint, has_ngrams
+    from ..recycling.ngram_matrix import NgramMatrix
     from .target import Target
 
     if not hasattr(drafter, "matrix") or not hasattr(drafter, "prepare"):
@@ -279,3 +282,8 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     matrix = drafter.prepare(Target(loaded.model))
     if path.exists():
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))
+        if has_ngrams(path) and not isinstance(matrix, NgramMatrix):
+            raise MatrixFileError(
+                f"{path} contains a matrix of the drafter 'recycling', of which {drafter.name} would keep only a part; "
+                "give another file"
+            )

@@ -67,7 +67,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         tensors = load(contents)
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: a dtype that numpy lacks
         raise MatrixFileError(
-            f"{path} is not a readable safetensors file ({error}); delete it to start again"
+            f"{path} is not a matrix file, or it is damaged ({error}); give another file, or delete it to start again"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
     if header.get("format") != FORMAT:
@@ -82,6 +82,11 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start again")
     return tensors, {"tokenizer": "", **header}
+
+
+def has_ngrams(path: str | os.PathLike[str]) -> bool:
+    """Return whether a saved matrix has rows of longer n-grams; raises as `read_matrix_file` does."""
+    return read_matrix_file(path)[0].keys() == _NGRAMS
 
 
 def read_ngram_matrix(
