@@ -62,8 +62,8 @@ def test_questions_from_a_file(tmp_path):
 def test_texts_from_a_folder(tmp_path):
     folder = tmp_path / "prompts"
     (folder / "deeper").mkdir(parents=True)
-    for name, text in (("b.py", "import os\n\n"), ("a.py", "x = 1"), (".hidden", "no")):
-        (folder / name).write_text(text)
+    for name, text in (("b.py", "import os\n\n"), ("a.py", "\ufeffx = 1"), (".hidden", "no")):
+        (folder / name).write_text(text, encoding="utf-8")
     found = load([str(folder)])
     assert [(one.name, one.category, one.turns) for one in found] == [
         ("prompts/a.py", "prompts", ("x = 1",)),
@@ -85,6 +85,7 @@ def test_limit_applies_per_category_and_digest_depends_on_the_questions(tmp_path
         ("", ["no questions"]),
         ("{", ["must be JSON", "line 1"]),
         ('{"text": "x"}\n{"question": "Why?"}\n', ["turns, prompt, text", "question", "line 2"]),
+        ('{"prompt": ""}\n', ["with text in one of", '{"prompt": ""}']),
         ('{"turns": "Why?"}\n', ["list of texts"]),
         ('{"prompt": ["Why?"]}\n', ["prompt must be text"]),
         ("[1]\n", ["an object", "list"]),
@@ -103,7 +104,12 @@ def test_error_names_the_invalid_name(tmp_path):
     path = write_rows(tmp_path / "own.jsonl", {"text": "x"})
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     latin = str(tmp_path / "latin.txt")
-    for names, said in ((["nothing.jsonl"], r"nothing\.jsonl"), ([path, path], "'own/1' 2 times"), ([latin], "UTF-8")):
+    for names, said in (
+        (["nothing.jsonl"], r"nothing\.jsonl"),
+        (["name="], "'name='"),
+        ([path, path], "'own/1' 2 times"),
+        ([latin], "UTF-8"),
+    ):
         with pytest.raises(ValueError, match=said):
             load(names)
 

@@ -124,7 +124,7 @@ def test_chat_template_is_used_by_default(loaded, tiny_model_dir, tmp_path):
 def test_dash_reads_standard_input(tiny_model_dir, tmp_path):
     said, options = f"{PROMPT}\n", ("--max-new-tokens", 4)
     wanted = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
-    (tmp_path / "prompt.py").write_text(said)
+    (tmp_path / "prompt.py").write_text(f"\ufeff{said}", encoding="utf-8")  # as some editors on Windows save it
     assert run_json("generate", tiny_model_dir, "--file", tmp_path / "prompt.py", *options)["tokens"] == wanted
     for given in ([], ["-"], ["--file", "-"]):
         assert run_json("generate", tiny_model_dir, *given, *options, input=said)["tokens"] == wanted
@@ -162,9 +162,10 @@ def test_unusable_matrix_is_refused_and_unchanged(tiny_model_dir, tmp_path):
     file = tmp_path / "matrix.safetensors"
     run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--matrix", file)
     whole = file.read_bytes()
-    refused = run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "recycling:k=4")
-    assert_refused(refused, "k must be 4")
-    assert file.read_bytes() == whole
+    for drafter, reason in (("recycling:k=4", "k must be 4"), ("published", "drafter 'recycling'")):
+        refused = run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", drafter)
+        assert_refused(refused, reason)
+        assert file.read_bytes() == whole
     file.write_bytes(whole[:-7])
     assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", file), str(file))
     assert file.read_bytes() == whole[:-7]

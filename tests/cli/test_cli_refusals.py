@@ -43,6 +43,13 @@ REFUSED = [
     ((*G, "--max-new-tokens", "0"), "--max-new-tokens"),
     ((*G, "--temperature", "-1"), "--temperature"),
     ((*G, "--top-k", "5"), "--temperature > 0"),
+    ((*G, "--temperature", "1", "--seed", 10**20), f"--seed must be a number of 64 bits, got {10**20}"),
+    (("warm", "MODEL", "--seed", 10**20), f"--seed must be a number of 64 bits, got {10**20}"),
+    ((*G, "--stop", ""), "--stop"),
+    *(
+        ((*G, "--schema", schema), f"--schema must be a JSON schema or a file with one, got '{schema}'")
+        for schema in ("{", "[1]", "nowhere.json")
+    ),
     (("chat", "CHAT", "--top-k", "3"), "--temperature > 0"),
     ((*G, "--fast"), "--fast"),
     ((*G, "--fast", "on", "--reproducible"), "reproducible"),
@@ -72,8 +79,10 @@ REFUSED = [
     (("matrix", "FOREIGN", "--token", "abc"), "--model"),
     (("matrix", "FOREIGN", "--token", "257"), "0 to 256"),
     (("matrix", "FOREIGN", "--model", "MODEL"), "tokenizer 0123456789abcdef"),
-    (("matrix", "BAD/matrix"), "BAD/matrix"),
+    (("matrix", "BAD/matrix"), "BAD/matrix is not a matrix file"),
     (("matrix", "FOREIGN", "--model", "EMPTY"), "EMPTY"),
+    # Files
+    (("bench", "MODEL", "--scenario", "BAD/none"), "BAD/none: No such file"),
     # Commands
     (("generat",), "Did you mean 'generate'?"),
     (("train", "medus"), "Did you mean 'medusa'?"),
@@ -128,11 +137,13 @@ def test_invalid_hub_names_are_not_looked_up(monkeypatch, name):
         check_source(name)
 
 
-def test_unreachable_hub_is_one_line(monkeypatch):
+def test_unreachable_hub_is_one_line(tiny_model_dir, monkeypatch):
     import huggingface_hub
 
     def no_network(self, name, timeout):
         raise OSError(f"cannot be reached\nfor {name} within {timeout} s")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
-    assert_refused(run("generate", "somebody/some-model", "hi"), "somebody/some-model", "cannot be reached")
+    name = "somebody/some-model"
+    for given in ((name, "hi"), (tiny_model_dir, "hi", "--drafter", f"draft_model:model={name}")):
+        assert_refused(run("generate", *given), f"no folder or file '{name}'", "cannot be reached")

@@ -135,7 +135,7 @@ def assistant_on_the_targets_cache(folder):
         (lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": assistants.word_tokenizer(SIZE)}, "shares none of"),
         (lambda folder: {"tokenizer": WORDS, "assistant_tokenizer": WORDS, "model": tiny.llama()}, "logits for all"),
         (lambda folder: {"model": "/missing"}, "/missing"),
-        (lambda folder: {"model": str(folder)}, "cannot be loaded"),
+        (lambda folder: {"model": str(folder)}, "no config.json"),
         (assistant_on_the_targets_cache, "gemma4_assistant"),
     ],
 )

@@ -110,6 +110,17 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
         assert (head / "calibration.svg").read_text().startswith("<?xml")
 
 
+def test_ctrl_c_tells_how_to_resume(tiny_model_dir, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    (tmp_path / "text.py").write_text("a = 1\n" * 100)
+    monkeypatch.setattr("token_recycling.training.continuations.continuations", interrupted)
+    stopped = run("train", "medusa", tiny_model_dir, tmp_path / "text.py", "--output", tmp_path / "heads")
+    assert stopped.exit_code == 130
+    assert "the same command resumes" in stopped.stderr
+
+
 def test_command_reports_invalid_arguments(tiny_model_dir, tmp_path):
     text = tmp_path / "text.py"
     text.write_text("a = 1\n")
@@ -117,7 +128,7 @@ def test_command_reports_invalid_arguments(tiny_model_dir, tmp_path):
     assert_refused(run(*command, tmp_path / "none", *there[1:]), str(tmp_path / "none"))
     assert_refused(run(*command, *there, "--held-out", 1), "held_out must be > 0 and < 1, got 1")
     assert_refused(run(*command, *there, "--rate", 0), "rate")
-    assert_refused(run(*command, *there), "64 tokens")
+    assert_refused(run(*command, *there), "32 tokens")  # half of the prompt tokens of an output
     command, draft = ["train", "specdec-pp", tiny_model_dir], ["--draft", tiny_model_dir]
     assert_refused(run(*command, *there, *draft, "--target-share", 1), "target_share")
     assert_refused(run(*command, text, "--draft", tmp_path), "config.json")

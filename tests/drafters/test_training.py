@@ -146,7 +146,7 @@ def test_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
         (lambda: SpecDecTraining(rejection_weight=0.0), "0.0"),
         (lambda: Schedule(1, rate=0.0), "0.0"),
         (lambda: Shuffled(10, batch=0), "0"),
-        (lambda: pieces([np.arange(3)], length=8, count=1), "8"),
+        (lambda: pieces([np.arange(3)], length=8, count=1), "4 tokens"),
         (lambda: Continuations([torch.tensor([0])], [1]).split(0.1), "1 of 1"),
     ],
 )

@@ -33,7 +33,7 @@ TEXTS = st.text("ab\n", max_size=30)
 
 def test_keys_are_read_from_options_and_a_file(tmp_path):
     file = tmp_path / "keys"
-    file.write_text("# users\n\nann:one:with:colons\n  bob:two  \n")
+    file.write_text("\ufeff# users\n\nann:one:with:colons\n  bob:two  \n")
     file.chmod(0o600)
     found = parse_keys(["zoe:three=="], file)
     assert [key.name for key in found] == ["zoe", "ann", "bob"]

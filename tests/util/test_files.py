@@ -48,6 +48,13 @@ def test_new_file_has_default_permissions_and_the_umask_is_not_changed(tmp_path,
     assert mode(tmp_path / "file") == 0o640
 
 
+def test_full_disk_is_reported_with_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as raised, replacing(tmp_path / "file"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
+    assert not os.listdir(tmp_path)
+
+
 def test_target_of_a_link_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"

@@ -32,7 +32,8 @@ _PREFIX = ".token_recycling."
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary file that replaces `path` at the end of the block: readers see either the old or the new file,
-    never a part. After an error the old file stays. Missing folders are created.
+    never a part. After an error the old file stays. Missing folders are created. An OSError of the system, such as a
+    full disk, names `path`.
 
     The new file has the permissions of the old file, or the default ones. For a symbolic link the target is replaced.
     """
@@ -42,8 +43,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         temporary.touch()
         # The umask is shared by all threads and can only be read by changing it: read it from a new file.
         usual = temporary.stat().st_mode
-        yield str(temporary)
-        _flush(temporary)
+        try:
+            yield str(temporary)
+            _flush(temporary)
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         os.chmod(temporary, stat.S_IMODE(path.stat().st_mode if path.exists() else usual))
         os.replace(temporary, path)
 

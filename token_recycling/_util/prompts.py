@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STANDARD_INPUT = Path("-")
+BYTE_ORDER_MARK = "\ufeff"
+"""First character of files that some editors, mostly on Windows, save as UTF-8; not part of the text."""
 
 
 class Prompt(NamedTuple):
@@ -77,7 +79,7 @@ def _read(path: Path) -> Prompt:
     name = "standard input" if path == STANDARD_INPUT else path.name
     try:
         text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
-        return Prompt(name, text.rstrip("\r\n"))
+        return Prompt(name, text.removeprefix(BYTE_ORDER_MARK).rstrip("\r\n"))
     except UnicodeDecodeError:
         raise _not_utf8(name) from None
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from .._util.files import cache_folder, replacing, sha256
 from .._util.options import options_of, read_options
+from .._util.prompts import BYTE_ORDER_MARK
 from ..drafters._registry import check_spec
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
@@ -185,7 +186,7 @@ def _source(spec: str) -> tuple[str, Path]:
     if spec in SOURCES:
         return spec, download(spec)
     name, equals, written = spec.partition("=")
-    if equals and name and Path(written).expanduser().exists():
+    if equals and name and written and Path(written).expanduser().exists():
         return name, Path(written).expanduser()
     raise ValueError(f"there is no data {spec!r}: give {' or '.join(SOURCES)}, a path or NAME=PATH")
 
@@ -213,7 +214,7 @@ def _read(name: str, path: Path, form: Form) -> list[Question]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").rstrip("\r\n")
+        return path.read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK).rstrip("\r\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
 
@@ -225,8 +226,8 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
         raise ValueError(f"a line must be JSON, got {line[:40]!r} ({where}: {error})") from None
     form = next((form for form in _FORMS if isinstance(fields, dict) and fields.get(form)), None)
     if form is None:
-        got = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, dict) else type(fields).__name__
-        raise ValueError(f"a line must be an object with one of {', '.join(_FORMS)}, got {got} ({where})")
+        got = f"the object {line[:40]!r}" if isinstance(fields, dict) else type(fields).__name__
+        raise ValueError(f"a line must be an object with text in one of {', '.join(_FORMS)}, got {got} ({where})")
     turns = fields[form] if form == "turns" else [fields[form]]
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise ValueError(f"{form} must be text, or a list of texts in turns, got {str(fields[form])[:40]!r} ({where})")

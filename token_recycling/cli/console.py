@@ -76,6 +76,8 @@ def group(help: str) -> typer.Typer:
 
 def report(error: object) -> int:
     """Print an error as one line and return the exit status."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        error = f"{error.filename}: {error.strerror}"
     print("error:", one_line(error), file=sys.stderr)
     return 2
 

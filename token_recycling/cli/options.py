@@ -28,6 +28,13 @@ def checked_drafter(spec: str) -> str:
     return spec
 
 
+def checked_seed(seed: int | None) -> int | None:
+    """Return a seed after checking that torch accepts it."""
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"--seed must be a number of 64 bits, got {seed}")
+    return seed
+
+
 _loading = partial(option, rich_help_panel="Model")
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, .gguf file or hub name.")]
 Drafting = Annotated[
@@ -153,7 +160,7 @@ class SamplingOptions:
     temperature: float = option(0, "Sampling temperature; 0 is greedy.", 0)
     top_p: float | None = option(None, "Nucleus (top-p) sampling threshold.", 0, max=1)
     top_k: int | None = option(None, "Number of most probable tokens to sample from.", 1)
-    seed: int | None = option(None, "Random seed for sampling.")
+    seed: int | None = option(None, "Random seed for sampling.", callback=checked_seed)
     reproducible: bool = option(False, "Equal requests give equal outputs in 16 bits too, whatever ran before.")
 
     def arguments(self) -> dict[str, Any]:

@@ -103,20 +103,25 @@ def generate_arguments(loaded: loading.Loaded, ids: torch.Tensor, max_new_tokens
     }
 
 
-def schema_processor(loaded: loading.Loaded, schema: str) -> LogitsProcessor:
-    """Return a processor that constrains an output to a JSON schema, given as its text or as a file."""
+def stated_schema(schema: str) -> Any:
+    """Return a JSON schema, given as its text or as a file; raises ValueError."""
     if missing := lacking("grammar", "llguidance"):
         raise ValueError(f"--schema {missing}")
+    try:
+        text = schema if schema.lstrip()[:1] in ("{", "") else Path(schema).read_text(encoding="utf-8-sig")
+        return json.loads(text)
+    except (ValueError, OSError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:80]!r}: {why}") from None
+
+
+def schema_processor(loaded: loading.Loaded, schema: Any) -> LogitsProcessor:
+    """Return a processor that constrains an output to a JSON schema."""
     from ..grammar.adapters import GrammarProcessor
     from ..grammar.compile import compiled
     from ..hf.constrain import vocabulary_of
 
-    text = schema if schema.lstrip()[:1] in ("{", "") else Path(schema).read_text(encoding="utf-8")
-    try:
-        stated = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:80]!r}: {error}") from None
-    return GrammarProcessor(compiled(vocabulary_of(loaded.model, loaded.tokenizer), "json_schema", stated))
+    return GrammarProcessor(compiled(vocabulary_of(loaded.model, loaded.tokenizer), "json_schema", schema))
 
 
 def described(loaded: loading.Loaded, name: str) -> str:

@@ -84,7 +84,7 @@ def _file_text(file: Path) -> str:
     Group and other permissions only cause a warning: systemd credentials have mode 0440 with an ACL, Docker secrets
     0444 and Kubernetes secrets 0644, although only the service can read them.
     """
-    with file.open(encoding="utf-8") as opened:
+    with file.open(encoding="utf-8-sig") as opened:
         mode = os.fstat(opened.fileno()).st_mode
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
             logger.warning(

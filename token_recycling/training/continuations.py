@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -79,11 +80,12 @@ def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int =
     others. The end of a document is a piece if it has at least half the length. Raises ValueError if there is none.
     """
     parts: list[tuple[int, np.ndarray]] = []
+    shortest = max(1, math.ceil(_SHORTEST_SHARE * length))
     for number, document in enumerate(documents):
         cut = [document[start : start + length] for start in range(0, len(document), length)]
-        parts += [(number, piece) for piece in cut if len(piece) >= max(1, _SHORTEST_SHARE * length)]
+        parts += [(number, piece) for piece in cut if len(piece) >= shortest]
     if not parts:
-        raise ValueError(f"no text has {length} tokens or more; give longer texts")
+        raise ValueError(f"no text has {shortest} tokens or more; give longer texts, or fewer prompt tokens per output")
     draws = np.random.default_rng(seed)
     drawn = draws.permutation(len(parts))[:count].tolist()
     place = draws.permutation(parts[-1][0] + 1)

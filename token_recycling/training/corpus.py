@@ -37,7 +37,7 @@ def documents(
 def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
     """Yield the text of a file, cut at line ends."""
     try:
-        with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8") as opened:
+        with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8-sig") as opened:
             while lines := opened.readlines(_PIECE):
                 piece = "".join(lines)
                 advance(len(piece.encode()))

@@ -130,7 +130,7 @@ def _report(folder: Path, runs: Sequence[Path], as_json: bool) -> None:
     text, written = write(folder)
     if not as_json:
         print(text)
-        console.note(f"wrote {written[0]} and {len(written) - 1} other files")
+        console.note(f"wrote {written[0]} and {len(written) - 1} plots")
         return
     from ...bench.store import ROWS
 

@@ -42,6 +42,9 @@ def generate(
         )
     if sampling.reproducible and matrix is not None:
         raise ValueError("--reproducible and --matrix cannot be combined: the contents of a matrix change the drafts")
+    if "" in (stop or ()):
+        raise ValueError("--stop must be a text to stop after, got ''")
+    stated_schema = None if schema is None else running.stated_schema(schema)
     prompts = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
     drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     (ids,) = running.encoded(loaded, prompts, chat)
@@ -50,7 +53,7 @@ def generate(
     if stop:
         choosing |= {"stop_strings": stop, "tokenizer": loaded.tokenizer}
     if schema is not None:
-        choosing["logits_processor"] = [running.schema_processor(loaded, schema)]
+        choosing["logits_processor"] = [running.schema_processor(loaded, stated_schema)]
     arguments = running.generate_arguments(loaded, ids, decoding.max_new_tokens, **choosing)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
@@ -81,7 +84,7 @@ def generate(
         result = {"text": decoded(loaded.tokenizer, recorder.tokens), "tokens": recorder.tokens}
         console.print_json({**result, "interrupted": interrupted, "stats": acceleration.stats.as_dict()})
     else:
-        print(text.flush())
+        print(text.flush(), flush=True)  # before the statistics, also where both go to one pipe
         if stats:
             console.print_stats(Console(stderr=True), acceleration.stats, loaded.model.device)
     if len(recorder.tokens) == arguments["max_new_tokens"] < decoding.max_new_tokens:

@@ -39,4 +39,4 @@ def report(
         return
     text, files = write(folder, baseline, clock)
     print(text)
-    console.note(f"wrote {files[0]} and {len(files) - 1} other files")
+    console.note(f"wrote {files[0]} and {len(files) - 1} plots")

@@ -80,7 +80,7 @@ def serve(
         allow_origins=tuple(allow_origin or ()),
     )
     host = settings.host
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8-sig")
     with contextlib.closing(_bound(host, settings.port)) as listener:
         from ...serving import check_installed
 

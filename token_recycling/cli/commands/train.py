@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,6 +116,17 @@ def specdec_pp(
     _run(work, head, model, files, output or _beside(draft), texts, schedule, as_json, draft)
 
 
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    """After Ctrl-C, tell that the run can be resumed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.note("stopped; the same command resumes")
+        raise typer.Exit(130) from None
+
+
+@_resumable()
 def _run(
     work: Callable[[TrainingRun], Trained],
     training: Training,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import console, running
-from ..options import Drafting, Json, ModelOptions
+from ..options import Drafting, Json, ModelOptions, checked_seed
 
 
 def warm(
@@ -19,7 +19,7 @@ def warm(
     ] = None,
     drafter: Drafting = "recycling",
     history: Annotated[bool, typer.Option("--history", help="Also keep the outputs in the history.")] = False,
-    seed: Annotated[int, typer.Option(help="Random seed of the outputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the outputs.", callback=checked_seed)] = 0,
     as_json: Json = False,
 ) -> None:
     """Let the model generate text without a prompt, and save what a drafter learns from it."""

@@ -7,14 +7,13 @@ tokenizer is unknown, because a model was created in memory, the numbers of logi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
-from ...model.loading import resolved, saved_tokenizer, title
+from ...model.loading import check_source, resolved, saved_tokenizer, title
 from ...model.support import ready
 from ...model.target import Target
 
@@ -79,20 +78,11 @@ def config_of(model: str | PreTrainedModel, expected: str, kind: Any = AutoConfi
 
 
 def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
-    path = local_folder(name)
+    check_source(name)
     try:
-        return kind.from_pretrained(str(path), **options)
+        return kind.from_pretrained(resolved(name), **options)
     except Exception as error:  # a user's files can be wrong in any way
         raise ValueError(f"{name} cannot be loaded as {expected} to draft with: {first_line(error)}") from error
-
-
-def local_folder(name: str) -> Path:
-    """Return the folder that a name refers to, or a hub name unchanged; raises ValueError for a missing folder."""
-    path = Path(resolved(name)).expanduser()
-    # A name in the form of a hub name is a path if its first part is an existing folder.
-    if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
-        raise ValueError(f"model folder {name!r} does not exist; use an existing folder or a hub name")
-    return path
 
 
 def check_tokens(draft: Target, target: Target) -> None:
