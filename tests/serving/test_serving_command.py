@@ -109,6 +109,14 @@ REFUSED = {
         "nowhere.matrix",
     ),
     "a zero timeout": (["--timeout", "0"], "--timeout"),
+    **{
+        f"the name {name}": ([option, name], repr(name))
+        for option, names in (
+            ("--allow-host", ("*", "https://one.example", "one.example:80", "")),
+            ("--allow-origin", ("one.example", "https://one.example/", "https://one.example/page", "")),
+        )
+        for name in names
+    },
 }
 
 

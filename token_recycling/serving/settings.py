@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -128,6 +129,7 @@ class Settings:
             raise ValueError(
                 f"reproducible cannot be combined with {across}: requests would affect each other; omit one of them"
             )
+        self._check_names()
         self._check_tls()
 
     def _default_isolation(self) -> tuple[Isolation, str]:
@@ -151,6 +153,15 @@ class Settings:
             yield "a matrix"
         if self.cache:
             yield f"a cache of {self.cache:g} MB"
+
+    def _check_names(self) -> None:
+        """Raise ValueError for hosts and origins that no request could name."""
+        for host in self.allow_hosts:
+            if not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*", host):
+                raise ValueError(f"an allowed host must be a name without scheme and port, got {host!r}")
+        for origin in self.allow_origins:
+            if not re.fullmatch(r"\*|null|[A-Za-z][\w+.-]*://[^/\s]+", origin):
+                raise ValueError(f"an allowed origin must be * or SCHEME://HOST[:PORT] without a path, got {origin!r}")
 
     def _check_tls(self) -> None:
         """Raise ValueError for unusable TLS files."""
