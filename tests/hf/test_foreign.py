@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 import operator
 import os
@@ -52,6 +53,7 @@ from token_recycling.model.foreign import trial
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)
 BATCH = torch.cat([IDS, tiny.prompt(2, 9)])
+LOGGER = transformers.utils.logging.get_logger("tests")
 VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
 
 Bring = Callable[[], Any]
@@ -260,6 +262,9 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
     "printing": (hooked(lambda: lambda m, i, o: print(o.shape)), "uses print"),
+    "logging": (hooked(lambda: lambda m, i, o: LOGGER.info("%s", o.shape)), "logs its calls (info)"),
+    "logging by its module": (hooked(lambda: lambda m, i, o: logging.debug(o.shape)), "logs its calls (debug)"),
+    "a warning that is logged once": (hooked(lambda: lambda m, i, o: LOGGER.warning_once("slow")), None),
     "a partial of print": (hooked(lambda: functools.partial(print, end="")), "print"),
     "a queue": (hooked(lambda: queue.Queue().put), "put"),
     "a mock": (hooked(lambda: mock.Mock(return_value=None)), "a Mock, which may change"),

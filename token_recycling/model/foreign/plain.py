@@ -59,13 +59,17 @@ _FURTHER_NAMES = frozenset(
         *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "tensor", "zeros", "finfo", "iinfo"),
         *("dropout", "scaled_dot_product_attention"),  # random only in training mode
         *("forward", "training", "get_submodule", "children", "named_children", "modules", "named_modules"),
-        *("debug", "info", "warning", "warning_once", "warn", "error", "sleep", "value", "wraps", "partial"),
+        *("warning_once", "warn", "sleep", "value", "wraps", "partial"),
         *("__name__", "__version__", "__class__", "__init__", "__getitem__"),
     }
 )
-"""Harmless names of torch namespaces, modes and factories, and of methods of modules and loggers."""
+"""Harmless names of torch namespaces, modes and factories, and of methods of modules."""
 _CHANGING = frozenset({"append", "extend", "insert", "pop", "remove", "sort", "reverse", "update", "clear", "add"})
 """Methods that change lists and dictionaries: harmless on those that the code creates, unless it has a configuration.
+"""
+_LOGGING = frozenset({"debug", "info", "warning", "error"})
+"""Methods of loggers: harmless in classes, which log exceptions from the rule. A hook or function would log other
+forward passes than those of `generate`.
 """
 _NAMES_OF_CLASSES = frozenset(
     {
@@ -146,7 +150,7 @@ class Reachable:
         """Python modules; their contents are followed once the code names them."""
         self._resolved: set[str] = set()
         """Names found in those modules and in classes."""
-        self._in_place = self._names_attributes_by_strings = False
+        self._in_place = self._names_attributes_by_strings = self._reaches_a_logger = False
         self._seen: dict[int, Any] = {}
         self._modules: list[torch.nn.Module] = parts_of(model)
         self._parts = {id(part) for part in self._modules}
@@ -182,8 +186,10 @@ class Reachable:
         strings = self._strings if self._names_attributes_by_strings else set()
         names = self._names | strings
         unknown = {name for name in names - self._resolved if not _is_harmless(name)}
+        if self._reaches_a_logger and not self.is_class and (logged := names & _LOGGING):
+            return f"it logs its calls ({min(logged)})"
         if self.is_class:
-            unknown -= _NAMES_OF_CLASSES
+            unknown -= _NAMES_OF_CLASSES | _LOGGING
         elif unvaried := (self._names | self._strings) & _NAMES_OF_CLASSES:
             return f"it reads {min(unvaried)}, which no trial varies"
         for module in self._modules if unknown else ():
@@ -234,7 +240,10 @@ class Reachable:
 
     def _is_stateless(self, item: Any) -> bool:
         """Return whether an object written in a compiled language belongs to a library without state."""
-        if isinstance(item, (logging.Logger, *_HINTS)):
+        if isinstance(item, logging.Logger):
+            self._reaches_a_logger = True
+            return True
+        if isinstance(item, _HINTS):
             return True
         if not callable(item) or type(item).__module__ not in ("builtins", "torch._ops"):
             return False
@@ -295,6 +304,7 @@ class Reachable:
     def _namespace(self, module: ModuleType) -> None:
         if is_own(module.__name__) and package_of(module.__name__) not in _LIBRARIES:
             self.reason = f"it uses {module.__name__}"
+        self._reaches_a_logger = self._reaches_a_logger or module is logging
         self._namespaces.append(module)
 
     def _contents(self, module: ModuleType, names: Collection[str]) -> Iterator[tuple[str, Any]]:
