@@ -82,7 +82,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", thinned(COMMANDS, 2))
 def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
     options, measured, words, spec = COMMANDS[name]
-    text, head = tmp_path / "text.py", tmp_path / "head"
+    text, head = tmp_path / "text.py", tmp_path / "head[red]"  # not markup
     text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
     how = ["--texts", 12, "--prompt-tokens", 16, "--text-tokens", 8, "--steps", 4, "--held-out", 0.25]
     own = [str(one).format(model=tiny_model_dir) for one in options]
@@ -96,6 +96,7 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
     shown = run(*command)
     assert shown.exit_code == 0, shown.stderr
     assert words in " ".join(shown.stdout.split())
+    assert str(head) in shown.stdout
     assert checkpoint.stat().st_mtime_ns == written_at, "training is not repeated"
     drafter = spec.format(model=tiny_model_dir, head=head)
     assert run("generate", tiny_model_dir, "def f", "--drafter", drafter, "--max-new-tokens", 8).exit_code == 0

@@ -208,7 +208,8 @@ def train(options: EagleTraining, run: TrainingRun) -> Trained:
     save_head(run.folder, head, model, acceptance=measured, training=run.facts)
     return Trained(
         {"acceptance": measured},
-        f"head trained on {len(run.texts):,} texts; accepted in {len(run.held_out):,} held out, if all before was:",
+        f"head trained on {len(run.texts):,} texts; acceptance in {len(run.held_out):,} held-out ones, if all "
+        "earlier tokens were accepted:",
         ("depth", "top 1", "top 5", "top 10"),
         [(str(depth), *(sum(ranks[:most]) for most in (1, 5, 10))) for depth, ranks in enumerate(measured, start=1)],
     )

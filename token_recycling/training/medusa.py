@@ -105,7 +105,7 @@ def train(options: MedusaTraining, run: TrainingRun) -> Trained:
     save_heads(run.folder, heads.bfloat16(), model, measured, training=run.facts)
     return Trained(
         {"accuracy": measured},
-        f"heads trained on {len(run.texts):,} texts; right in {len(run.held_out):,} held out:",
+        f"heads trained on {len(run.texts):,} texts; accuracy in {len(run.held_out):,} held-out ones:",
         ("head", "token after the next", "top 1", "top 5", "top 10"),
         [
             (str(number), f"+{number}", *(sum(ranks[:most]) for most in (1, 5, 10)))

@@ -221,5 +221,5 @@ def _show(folder: Path, trained: Trained) -> None:
     out, table = Console(), Table(*trained.headings)
     for row in trained.rows:
         table.add_row(*(cell if isinstance(cell, str) else console.percent(cell) for cell in row))
-    out.print(f"{folder}: {trained.title}")
+    console.say(out, f"{folder}: {trained.title}")
     out.print(table)
