@@ -41,14 +41,13 @@ def four_bits(kind, **more):
     return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, **more)
 
 
-def test_bitsandbytes_with_double_quantization(fresh, assert_same_text):
-    config = four_bits("nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    assert_same_text(fresh(quantization_config=config, device_map="cpu"))
+DOUBLE = {"bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16}
 
 
-def test_bitsandbytes_fp4_is_refused_or_exact(fresh, assert_same_text):
+@pytest.mark.parametrize(("kind", "more"), [("nf4", DOUBLE), ("fp4", {"bnb_4bit_compute_dtype": torch.float32})])
+def test_bitsandbytes_in_4_bits_is_refused_or_exact(kind, more, fresh, assert_same_text):
     """With AVX-512 its kernel for few tokens rounds to bfloat16; otherwise products are torch's."""
-    model = fresh(quantization_config=four_bits("fp4", bnb_4bit_compute_dtype=torch.float32), device_map="cpu")
+    model = fresh(quantization_config=four_bits(kind, **more), device_map="cpu")
     try:
         assert_same_text(model)
     except tr.UnsupportedModelError as error:
