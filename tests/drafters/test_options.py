@@ -14,7 +14,7 @@ import pytest
 from support.drafters import example
 
 import token_recycling as tr
-from token_recycling._util.options import options_of
+from token_recycling._util.options import options_of, written_options
 from token_recycling.drafters._registry import check_spec, own_names
 
 
@@ -34,6 +34,7 @@ def test_options_are_read_from_text():
     assert tr.make_drafter("published:update=unordered").update == "unordered"
     assert tr.make_drafter("layer_skip:layers=4-6 9 5")._skipped == [4, 5, 6, 9]
     assert tr.make_drafter("layer_skip", layers=(2, 1))._skipped == [1, 2]
+    assert written_options("rest", "datastore=a=b,nodes=3") == {"datastore": "a=b", "nodes": "3"}
     nested = tr.make_drafter("fuse:fuse(recycling(tree=16,k=4)+suffix,nodes=8)+suffix,nodes=32")
     assert [part.name for part in nested.drafters] == ["fuse", "suffix"]
     assert [part.name for part in nested.drafters[0].drafters] == ["recycling", "suffix"]

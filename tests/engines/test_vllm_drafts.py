@@ -105,7 +105,8 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
     """If every token of a forward pass takes as long as the pass and one in three is wrong, few drafted tokens pay."""
     now = [0.0]
     monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
-    drafted = {}
+    drafted, accepted, record_outcome = {}, [], StepCosts.record_outcome
+    monkeypatch.setattr(StepCosts, "record_outcome", lambda *one: (accepted.append(one[3]), record_outcome(*one)))
     for a_token in (0.0, 1.0):
         batches, record, text, lengths = new_proposer(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
         for step in range(60):
@@ -116,6 +117,7 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
             text = [*text, text[-3] if step % 3 else 4 + step]
         drafted[a_token] = np.mean(lengths[-20:])
     assert drafted[1.0] < drafted[0.0] / 2
+    assert {*accepted} == {0}, "every step emits one token, which is the model's own"
 
 
 @pytest.mark.parametrize("seed", [1, 2])

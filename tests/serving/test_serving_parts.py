@@ -216,6 +216,7 @@ WRONG = [{name: 0} for name in ("max_prompt_tokens", "max_new_tokens", "max_requ
 def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
         Settings(keys=parse_keys(["metrics:one"]), **settings)
+    assert Settings(port=65_535, save_every=0.001).port == 65_535, "bounds are inclusive"
 
 
 @pytest.mark.parametrize(
