@@ -236,8 +236,11 @@ def test_logits_of_padding_tokens_are_not_learned():
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
     )
     tokens = np.array([[7, 1, 2, 7, 1, 2], [5, 6, 8, 9, 10, 11]], np.int32)
-    batches._runner = runner_for([new_request(), new_request(seed=3, temperature=1.0)], tokens, [0, 0], [6, 6])
-    assert batches.propose([[2], [11]], np.array([6, 6]), tokens)[1] == [], "a seeded request may have no draft"
+    ending, seeded = new_request(max_tokens=5), new_request(seed=0, temperature=1.0)
+    ending.output_token_ids.extend([1, 2])
+    batches._runner = runner_for([ending, seeded], tokens, [0, 0], [6, 6])
+    drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
+    assert drafts == [[7, 1], []], "the model adds the last token; a seeded request may have no draft"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second draft is padding only"

@@ -211,7 +211,8 @@ WRONG = [{name: 0} for name in ("max_prompt_tokens", "max_new_tokens", "max_requ
 
 
 @pytest.mark.parametrize(
-    "settings", [*WRONG, {"port": 65_536}, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}]
+    "settings",
+    [*WRONG, {"port": 65_536}, {"timeout": 0}, {"timeout": float("nan")}, {"max_body": -1}, {"isolation": "per-key"}],
 )
 def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
