@@ -58,6 +58,8 @@ def test_claude_code_request_becomes_a_chat():
         ("user", "and?"),
     ]
     assert body.messages[2].tool_calls[0].function.arguments == {"command": "ls"}
+    thoughts = [message.model_extra.get("reasoning_content") for message in body.messages]
+    assert thoughts == [None, None, "well", None, None]
     assert body.messages[3].model_extra["tool_call_id"] == "t1"
     (tool,) = body.shown_tools
     assert tool["function"]["name"] == "Bash"

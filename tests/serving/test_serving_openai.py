@@ -12,7 +12,8 @@ from support.speaking import CONTEXT, TEMPLATE, chat_tokenizer
 from token_recycling.model.target import Target
 from token_recycling.serving.api import common
 from token_recycling.serving.api.responses import ResponsesRequest
-from token_recycling.serving.prompt import render_prompt
+from token_recycling.serving.conversation import Message
+from token_recycling.serving.prompt import render_prompt, template_message
 from token_recycling.serving.protocol import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "import os"}]
@@ -173,6 +174,7 @@ def test_codex_request_becomes_a_chat():
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
         {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "well"}]},
         called,
         {"type": "function_call_output", "call_id": "c1", "output": "README.md"},
         {"type": "web_search_call", "id": "w", "status": "completed"},
@@ -187,8 +189,22 @@ def test_codex_request_becomes_a_chat():
     asked = {"input": given, "tools": tools, "instructions": "Be brief.", "parallel_tool_calls": False, **others}
     chat = ResponsesRequest.model_validate(asked).as_chat()
     assert [message.role for message in chat.messages] == ["system", "developer", "user", "assistant", "tool"]
+    assert [message.model_extra.get("reasoning_content") for message in chat.messages] == [*[None] * 3, "well", None]
     assert [tool["function"]["name"] for tool in chat.shown_tools] == ["shell"]
     assert (chat.reasoning_effort, chat.constraint, chat.stream) == ("high", None, True)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "well"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "we"}, {"type": "text", "text": "ll"}]},
+        {"type": "reasoning", "text": "well"},
+    ],
+)
+def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part):
+    message = Message.model_validate({"role": "assistant", "content": [part, "a"]})
+    assert template_message(message) == {"role": "assistant", "content": "a", "reasoning_content": "well"}
 
 
 def test_response_repeats_its_request(client):

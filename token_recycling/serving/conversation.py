@@ -13,6 +13,7 @@ from .errors import shown, warn_ignored
 
 Object: TypeAlias = dict[str, Any]
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_THOUGHTS = ("thinking", "reasoning")
 
 
 class Part(BaseModel, extra="allow"):
@@ -35,9 +36,18 @@ class Part(BaseModel, extra="allow"):
 
 def _some_part(part: Any) -> Any:
     """Return a part; skip reasoning, which templates read from a separate field. A bare string is text."""
-    if isinstance(part, dict) and part.get("type") in ("thinking", "redacted_thinking", "reasoning"):
+    if isinstance(part, dict) and part.get("type") in (*_THOUGHTS, "redacted_thinking"):
         raise PydanticOmit
     return {"type": "text", "text": part} if isinstance(part, str) else part
+
+
+def thought_in(content: Any) -> str:
+    """Return the text of the reasoning among the parts of a content, which may be of any type."""
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    thoughts = [part.get(part["type"], part.get("text")) for part in parts if part.get("type") in _THOUGHTS]
+    pieces = [piece for thought in thoughts for piece in (thought if isinstance(thought, list) else [thought])]
+    texts = (piece.get("text") if isinstance(piece, dict) else piece for piece in pieces)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 Content: TypeAlias = str | list[Annotated[Part, BeforeValidator(_some_part)]]
@@ -112,7 +122,8 @@ class Message(BaseModel, extra="allow"):
     @classmethod
     def _newest(cls, data: Any) -> Any:
         """Convert older fields of OpenAI's API: function calls and their results become those of tools, a refusal
-        becomes the content. Pictures and files in tool results become text.
+        becomes the content. Pictures and files in tool results become text. Parts with reasoning become the field
+        `reasoning_content`, which chat templates may show.
         """
         if not isinstance(data, dict):
             return data
@@ -123,6 +134,8 @@ class Message(BaseModel, extra="allow"):
             newest |= {"role": "tool", "content": text_only(data.get("content"))}
         if data.get("refusal") and not data.get("content"):
             newest["content"] = data["refusal"]
+        if thought := thought_in(data.get("content")):
+            newest.setdefault("reasoning_content", thought)
         return newest
 
 

@@ -106,8 +106,9 @@ def _text_of(content: str | list[TextBlock] | None) -> str:
 
 
 class Block(TextBlock, extra="ignore"):
-    """A block of a message's content: text, a tool call, or its result."""
+    """A block of a message's content: text, reasoning, a tool call, or its result."""
 
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -140,8 +141,8 @@ class Turn(BaseModel, extra="ignore"):
     content: str | list[Annotated[Block, _KNOWN]]
 
     def as_chat(self) -> list[dict[str, Any]]:
-        """Return the turn as messages of a chat, with a separate message per tool result and without reasoning. A
-        system message without blocks only sets the effort of further turns; it is skipped.
+        """Return the turn as messages of a chat, with a separate message per tool result. A system message without
+        blocks only sets the effort of further turns; it is skipped.
         """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
@@ -157,8 +158,10 @@ class Turn(BaseModel, extra="ignore"):
             for block in self.content
             if block.type == "tool_use"
         ]
-        text = "".join(block.text or "" for block in self.content)
+        text, thought = ("".join(getattr(block, name) or "" for block in self.content) for name in ("text", "thinking"))
         own = {"role": self.role, "content": text, **({"tool_calls": calls} if calls else {})}
+        if thought:  # chat templates decide whether to show it
+            own["reasoning_content"] = thought
         return [*results, *([own] if text or calls or not results else [])]
 
 

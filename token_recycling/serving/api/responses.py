@@ -1,6 +1,6 @@
 """`POST /v1/responses`: a chat whose output is a list of items (reasoning, text, function calls).
 
-Nothing is stored: the client sends the whole conversation each time. Reasoning in the conversation is ignored.
+Nothing is stored: the client sends the whole conversation each time. Encrypted and summarized reasoning is ignored.
 Functions within a namespace, in which Codex groups those of an MCP server, are shown to the model as
 `NAMESPACE__FUNCTION`.
 """
@@ -27,6 +27,7 @@ from ..conversation import (
     only_of_type,
     tag_of,
     text_only,
+    thought_in,
 )
 from ..engine import Engine, Job
 from ..errors import ApiError, shown, warn_ignored
@@ -84,9 +85,9 @@ Functions = Annotated[
 
 
 class Item(BaseModel):
-    """One item of the input: a message, a call, its output, or further tools."""
+    """One item of the input: a message, reasoning, a call, its output, or further tools."""
 
-    type: Literal["message", "function_call", "function_call_output", "additional_tools"] = "message"
+    type: Literal["message", "reasoning", "function_call", "function_call_output", "additional_tools"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Content | None = None
     call_id: str | None = None
@@ -111,6 +112,7 @@ class Item(BaseModel):
 
 _NEEDED = {
     "message": ("content",),
+    "reasoning": ("content",),
     "function_call": ("call_id", "name"),
     "function_call_output": ("call_id", "output"),
     "additional_tools": ("tools",),
@@ -126,14 +128,17 @@ _CHAT = "use logprobs of /v1/chat/completions"
 
 
 def _known_item(item: Any) -> Any:
-    """Return the item; skip reasoning, and skip items of other tools than functions with a warning."""
+    """Return the item; skip reasoning without its text, and skip items of other tools than functions with a warning."""
     kind = tag_of(item, "message")
     if kind in _REFUSED_ITEMS:
         message = f"an input item of type {kind} is not supported: {_REFUSED_ITEMS[kind]}"
         raise ApiError(400, message, "unsupported", "input")
-    if kind in _NEEDED:
+    if kind == "reasoning":
+        if thought := thought_in([{"type": kind, kind: item.get("content")}]):
+            return {"type": kind, "content": thought}
+    elif kind in _NEEDED:
         return item
-    if kind != "reasoning":
+    else:
         warn_ignored(f"an input item of type {kind}")
     raise PydanticOmit
 
@@ -161,7 +166,7 @@ class ResponsesRequest(TemplatedRequest):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[Annotated[Item, BeforeValidator(_known_item)]], WrapValidator(_some_item)] = Field(
-        description="Text, or messages, calls and their outputs; reasoning is ignored."
+        description="Text, or messages, reasoning, calls and their outputs."
     )
     instructions: str | None = Field(None, description="A system message before all others.")
     max_output_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
@@ -207,11 +212,17 @@ class ResponsesRequest(TemplatedRequest):
         )
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages of a chat. Consecutive calls are merged with the assistant message before them."""
+        """Return the messages of a chat. Consecutive calls are merged with the assistant message before them, and
+        reasoning with the one after it.
+        """
         written: list[dict[str, Any]] = []
+        thought = ""
         if self.instructions:
             written.append({"role": "system", "content": self.instructions})
         for item in [Item(content=self.input)] if isinstance(self.input, str) else self.input:
+            if item.type == "reasoning":
+                thought += joined(item.content)
+                continue
             if item.type == "message":
                 written.append({"role": item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
@@ -222,6 +233,9 @@ class ResponsesRequest(TemplatedRequest):
                 called = {"name": _qualified(item.namespace, item.name or ""), "arguments": item.arguments or {}}
                 calls = written[-1].setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": called})
+            if thought and written and written[-1]["role"] == "assistant":  # chat templates decide whether to show it
+                written[-1]["reasoning_content"] = written[-1].get("reasoning_content", "") + thought
+            thought = ""
         return written
 
 
