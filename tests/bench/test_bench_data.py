@@ -38,7 +38,7 @@ SETS = [
     (question(1, "math", "2 + 2?"), ("set/1", "math", "turns", ())),
     (question(2, "law", "Why?"), ("set/2", "law", "turns", ())),
     # Answers are used up to the first missing one.
-    (question(3, "a", "One?", "Two?", reference=["1", ""]), ("set/3", "a", "turns", ("1",))),
+    (question(3, "a", "One?", "Two?", "3?", reference=["1", "2", ""]), ("set/3", "a", "turns", ("1", "2"))),
     (question(4, "a", "One?", "Two?", reference=["", "2"]), ("set/4", "a", "turns", ())),
     (question(5, "a", "One?", reference=["1", "2"]), ("set/5", "a", "turns", ("1",))),
     # Prompts and texts; several answers to one question have different names.

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,10 +142,16 @@ def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
 
 
 def test_every_repeat_starts_with_drafters_that_have_not_seen_the_prompt(tmp_path):
-    """Otherwise the second repeat would draft the whole output."""
-    asked = plan(2, replay=False, specs=("recycling:tree=chain:3",))
-    once, thrice = (benching.run(benching.setup(repeats=repeats), asked, tmp_path / str(repeats)) for repeats in (1, 3))
-    assert [row["steps"] for row in once] == [row["steps"] for row in thrice]
+    """Otherwise the second repeat would draft the whole output. A cold method has seen no prompt at all."""
+    warm, cold = "recycling:tree=chain:3", "cold:recycling:tree=chain:3"
+    asked, steps = plan(3, False, ("generate", warm, cold)), {}
+    for repeats in (1, 3):
+        rows = benching.run(benching.setup(repeats=repeats, max_new_tokens=12), asked, tmp_path / str(repeats))
+        steps[repeats] = [row["steps"] for row in rows]
+    assert steps[1] == steps[3]
+    alone = benching.plan([cold], benching.questions(3)[-1:], False)
+    assert steps[1][-1] == benching.run(benching.setup(max_new_tokens=12), alone, tmp_path / "alone")[-1]["steps"]
+    assert steps[1][-1] != steps[1][-2]
 
 
 def test_order_of_methods_rotates(tmp_path):
@@ -217,6 +224,8 @@ def test_row_of_two_turns_and_three_repeats():
     assert found["lengths"] == {"2": 2, "8": 2}
     assert found["identical"] is False
     assert found["divergence"] == {"turn": 1, "place": 2, "margin": None, "expected": 6, "got": None}
+    both = replace(wanted[0], prompts=wanted[0].prompts * 2, tokens=[loop, answer])
+    assert divergence_of(where.model, [both], [replace(both, tokens=[loop, []])])["turn"] == 1, "sequence of the batch"
     failed = row({}, [repeats[0], ValueError("no")], divergences[:1])
     assert (failed["failure"], failed["tokens"], failed["identical"]) == ("ValueError: no", None, None)
     unchecked = row({}, repeats, None)

@@ -86,7 +86,7 @@ def test_folder_without_measurements_is_refused(tmp_path):
 def test_later_of_duplicate_rows_counts_and_incomplete_rows_are_skipped(tmp_path):
     write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10), row(prompt="set/3")])
     whole = (tmp_path / "rows.jsonl").read_text()
-    (tmp_path / "rows.jsonl").write_text(whole[:-30])
+    (tmp_path / "rows.jsonl").write_text(whole[:-30].replace("\n", "\n\n", 1))
     found = read(tmp_path)
     assert list(found.rows["steps"]) == [10, 5]
     said = " ".join(warnings_of(found))

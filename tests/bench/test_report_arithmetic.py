@@ -52,8 +52,12 @@ FIGURES = {
     "drafted nodes per step, without the root": ([row(nodes={"9": 3}), row(nodes={"1": 1}), row()], {"drafted": 6}),
     "nothing drafted": ([row()], {"drafted": NONE, "speedup": NONE}),
     "margins of different outputs": (
-        [row(identical=True), different_row(-0.1), row(), different_row(0.3)],
-        {"compared": 3, "identical": 1, "largest_margin": 0.3},
+        [row(identical=True), different_row(-0.5), row(), different_row(0.3)],
+        {"compared": 3, "identical": 1, "largest_margin": 0.5},
+    ),
+    "first and last quarter of the prompts": (
+        [row(steps=steps) for steps in (1, 2, 4, 5)],
+        {"mat_first_quarter": 10, "mat_last_quarter": 2},
     ),
     "an unknown margin": ([different_row(0.3), different_row(None)], {"largest_margin": float("inf")}),
 }
@@ -80,6 +84,8 @@ def test_speedup_of_equal_outputs_is_the_ratio_of_summed_times():
     found = figures(*ours, baseline=theirs)
     assert found["speedup"] == pytest.approx((4 + 3) / (1 + 2))
     assert list(found[QUARTILES]) == [2.125, 2.75, 3.375]
+    ours, theirs = ([row("m", str(n), total_seconds=[n * each]) for n in range(1, 9)] for each in (1, 3))
+    assert summary.interval_of(summary.paired(frame_of(ours), frame_of(theirs))) == pytest.approx((3, 3))
 
 
 def test_shorter_output_is_not_faster():

@@ -42,10 +42,12 @@ def test_check_states_why_a_model_is_unsupported(tmp_path):
 
 def test_matrix_shows_the_most_used_rows(loaded, tiny_model_dir, tmp_path):
     matrix, file = AdjacencyMatrix(257, 2), tmp_path / "matrix.safetensors"
-    for token, candidates in ((72, [10, 72]), (10, [72, 3]), (5, [72, 9])):
+    for token, candidates in ((72, [10, 72]), (10, [72, 3]), (0, [72, 9])):
         matrix.candidates[token] = torch.tensor(candidates, dtype=torch.int32)
     matrix.save(file, fingerprint(loaded.tokenizer))
     found = run_json("matrix", file, "--model", tiny_model_dir, "--rows", 2)
+    matrix.save(file)
+    assert run_json("matrix", file, "--model", tiny_model_dir, "--rows", 2)["rows"] == found["rows"]
     assert (found["vocab_size"], found["k"], found["rows_filled"]) == (257, 2, 3)
     assert found["tokenizer"] == fingerprint(loaded.tokenizer)
     assert [row["token"] for row in found["rows"]] == [72, 10]

@@ -81,9 +81,11 @@ def test_each_target_is_checked_against_its_own_tokenizer(counting, loaded, tmp_
 
 
 def test_build_reads_files_and_folders_and_its_datastore_drafts(loaded, tiny_model_dir, tmp_path):
-    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    for name in ("deep", ".git"):
+        (tmp_path / "texts" / name).mkdir(parents=True)
     (tmp_path / "texts" / "deep" / "b.txt").write_text("line one\nline two\n" * 9000)
-    (tmp_path / "texts" / ".hidden").write_bytes(b"\xff")
+    for name in (".hidden", ".git/index"):
+        (tmp_path / "texts" / name).write_bytes(b"\xff")
     ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     said = loaded.model.generate(ids, max_new_tokens=24, do_sample=False)
     (tmp_path / "a.txt").write_text(loaded.tokenizer.decode(said[0]))

@@ -85,12 +85,13 @@ def test_offered_drafters(served, tmp_path, name):
     assert [one["spec"] for one in engine.pool.described()] == specs
 
 
-def test_options_reach_the_server(served):
+def test_options_reach_the_server(served, folder):
     options = ["--allow-host", "one.example", "--allow-host", "two.example", "--grace", 3, "--reproducible"]
-    options += ["--max-connections", 9]
+    options += ["--max-connections", 9, "--chat-template", folder / "template.jinja"]
     server, engine, _ = served(*options, "--name", "one", "--name", "two/three")
     assert engine.settings.allow_hosts == ("one.example", "two.example")
     assert (engine.settings.reproducible, engine.settings.isolation) == (True, Isolation.per_request)
+    assert engine.loaded.tokenizer.chat_template == chat_tokenizer().chat_template
     assert (server.config.limit_concurrency, engine.settings.grace) == (9, 3)
     assert (engine.settings.name, engine.settings.aliases) == ("one", ("two/three",))
 
