@@ -154,6 +154,15 @@ def test_every_repeat_starts_with_drafters_that_have_not_seen_the_prompt(tmp_pat
     assert steps[1][-1] != steps[1][-2]
 
 
+def test_samples_depend_on_the_seed_and_the_prompts_number(tmp_path):
+    events, hook = stop_after(10**6)
+    twice = [replace(one, name=f"texts/{n}") for one in benching.questions(1) for n in range(2)]
+    where = benching.setup(temperature=5.0, seed=3, repeats=2)
+    benching.run(where, benching.plan(["generate"], twice, False), tmp_path, hook)
+    first, again, other, last = (one.outcomes[0].tokens for one in events if one.phase == "measuring" and one.outcomes)
+    assert first == again != other == last
+
+
 def test_order_of_methods_rotates(tmp_path):
     events, hook = stop_after(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)

@@ -14,7 +14,7 @@ from token_recycling.bench.findings import findings_of, findings_table, warnings
 from token_recycling.bench.summary import read, summarize
 from token_recycling.bench.tables import escaped
 
-HOSTILE = '<script>alert("1")</script> a|b *c*'
+HOSTILE = '<script>alert("1")</script> a|b\n*c*'
 
 
 def speedups(found):
@@ -186,6 +186,7 @@ def test_page_is_escaped_complete_and_deterministic(tmp_path):
     assert sorted(named) == sorted(f"plots/{file.name}" for file in (folder / "plots").iterdir()) != []
     assert "label of recycling" in text
     assert escaped(HOSTILE) in text
+    assert "\n" not in escaped(HOSTILE), "a cell is one line"
     assert "<script>" not in text.replace("\\<", "")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
