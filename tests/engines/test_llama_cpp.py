@@ -156,6 +156,49 @@ def test_grammar_gives_the_same_output_as_without_drafts(path):
     assert len(sizes) < said[1]["usage"]["completion_tokens"] / 1.2
 
 
+def with_processor(llama, prompt):
+    """As grammar libraries do: the processor depends on the tokens that it gets."""
+
+    def processor(tokens, logits):
+        logits = logits.copy()
+        logits[[tokens[-1], 7 * len(tokens) % VOCABULARY]] += -1, 2
+        return logits
+
+    return decode(llama, prompt, 60, logits_processor=[processor])
+
+
+def with_criterion(llama, prompt):
+    stopped = decode(llama, prompt, 60, stopping_criteria=lambda tokens, logits: len(tokens) > len(prompt) + 12)
+    return stopped, llama.n_tokens
+
+
+def between_tokens(llama, prompt):
+    tokens = llama.generate(prompt, temp=0)
+    return [(token, llama.n_tokens, len(llama.eval_tokens)) for token in itertools.islice(tokens, 40)]
+
+
+def with_echo(llama, prompt):
+    text = TOKENIZER.decode(prompt)
+    choice = llama.create_completion(text, max_tokens=33, temperature=0, echo=True, logprobs=1)["choices"][0]
+    return choice["text"], choice["logprobs"]["tokens"]
+
+
+def continued(llama, prompt):
+    begun = decode(llama, prompt, 21)
+    state = llama.save_state()
+    going_on = decode(llama, begun[-1:], 20, reset=False)
+    llama.load_state(state)
+    return begun, going_on, state.n_tokens, decode(llama, begun[-1:], 20, reset=False)
+
+
+@pytest.mark.parametrize("use", [with_processor, with_criterion, between_tokens, with_echo, continued])
+def test_users_see_no_unverified_tokens(path, use):
+    alone, (llama, _), (prompt,) = new_llama(path), accelerated_llama(path, token_cost=0), prompts(1, 20, 20)
+    decode(llama, prompt, 60)  # so that whole outputs are drafted
+    llama.reset()
+    assert use(llama, prompt) == use(alone, prompt)
+
+
 def test_every_row_of_logits_is_learned_with_its_context(path, model, monkeypatch):
     """Rows of prompts, accepted and rejected tokens, compared with transformers' logits after the same context."""
     llama, draft = accelerated_llama(path, token_cost=0)

@@ -5,7 +5,8 @@
 `Llama` calls its draft model after every forward pass, with the ids of the sequence. It samples at one drafted position
 after another as long as the sampled tokens equal the drafted ones: a draft is a chain, and the output is the same as
 without drafts. The logits are read from `Llama.scores`. The object's `eval` is wrapped, since only there the tokens of
-the rows are certain (Luo et al., 2408.08696; drafts as in `recycling`).
+the rows are certain (Luo et al., 2408.08696; drafts as in `recycling`). `Llama` counts unverified drafted tokens as
+read; `generate` is wrapped to exclude them wherever users see tokens.
 
 The second token of a forward pass may cost as much as the first, and each further one half as much (quantized weights
 on a CPU), or next to nothing (on a GPU). So costs are learned from all forward passes, drafting and learning included,
@@ -21,9 +22,11 @@ every fourth step is learned from, which costs 1% of a step of 14 milliseconds.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 from .._util.extras import lacking
@@ -66,7 +69,8 @@ def accelerate(llama: llama_cpp.Llama, num_pred_tokens: int = 32, **options: Any
     check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
     _check(llama, num_pred_tokens)
     llama.draft_model = draft_model = TokenRecycling(llama, num_pred_tokens, options)
-    original, owner = type(llama).eval, weakref.ref(llama)
+    original, signature = type(llama).eval, inspect.signature(type(llama).generate)
+    owner = weakref.ref(llama)
 
     def evaluate(tokens: Any) -> None:
         evaluating = owner()
@@ -75,9 +79,47 @@ def accelerate(llama: llama_cpp.Llama, num_pred_tokens: int = 32, **options: Any
         original(evaluating, tokens)
         draft_model.observe(evaluating, start, began)
 
-    llama.eval = evaluate
+    def generate(*args: Any, **kwargs: Any) -> Generator[int, Any, None]:
+        generating = owner()
+        assert generating is not None, "called through itself"
+        return _without_drafts(generating, signature.bind(generating, *args, **kwargs))
+
+    llama.eval, llama.generate = evaluate, generate
     weakref.finalize(llama, draft_model.replica.save)
     return llama
+
+
+def _without_drafts(llama: llama_cpp.Llama, call: inspect.BoundArguments) -> Generator[int, Any, None]:
+    """Generate like `Llama.generate`. Logits processors see no unverified drafted tokens, nor does `llama` count them
+    between two tokens and when the call ends.
+    """
+    call.apply_defaults()
+    # Number of tokens before the next one.
+    read = len(call.arguments["tokens"]) + (0 if call.arguments["reset"] else llama.n_tokens)
+
+    def on_read(processor: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tokens, logits: processor(tokens[:read], logits)
+
+    if call.arguments["logits_processor"] is not None:
+        call.arguments["logits_processor"] = list(map(on_read, call.arguments["logits_processor"]))
+    generated, sent = type(llama).generate(*call.args, **call.kwargs), None
+    while True:
+        token = _next(generated, sent)
+        if (evaluated := llama.n_tokens) > read:
+            llama.n_tokens, llama._requires_eval = read, True  # the last logits are those of a drafted token
+        if token is None:
+            return
+        sent = yield token
+        if llama.n_tokens == read:
+            llama.n_tokens = evaluated
+        read += 1
+
+
+def _next(generated: Generator[int, Any, None], sent: Any) -> int | None:
+    try:
+        return generated.send(sent)
+    except StopIteration:
+        return None
 
 
 class TokenRecycling(LlamaDraftModel):
