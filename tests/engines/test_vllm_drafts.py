@@ -184,7 +184,7 @@ def runner_for(requests, tokens, computed, scheduled):
 
 
 def new_request(**parameters):
-    usual = {"seed": None, "temperature": 0.0, "max_tokens": None, "structured_outputs": None}
+    usual = {"seed": None, "temperature": 0.0, "max_tokens": None, "min_tokens": 0, "structured_outputs": None}
     return SimpleNamespace(sampling_params=SimpleNamespace(**{**usual, **parameters}), output_token_ids=[])
 
 
@@ -241,6 +241,9 @@ def test_logits_of_padding_tokens_are_not_learned():
     batches._runner = runner_for([ending, seeded], tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1], []], "the model adds the last token; a seeded request may have no draft"
+    batches._runner = runner_for([new_request(min_tokens=4), new_request()], tokens, [0, 0], [6, 6])
+    drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
+    assert drafts == [[7, 1, 2], []], "the fourth token may be followed by a stop token"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second draft is padding only"

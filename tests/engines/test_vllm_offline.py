@@ -72,6 +72,18 @@ def test_output_at_the_end_of_the_context(llm, model):
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
 
 
+def test_outputs_end_at_a_stop_token_from_min_tokens_on(llm, model):
+    """The stop token comes right after the minimum; whole outputs are drafted."""
+    (prompt,) = prompts(1, 12, 12)
+    (said,) = say(llm, [prompt], greedy(100))
+    places = [place for place, token in enumerate(said) if token not in said[:place]]
+    parameters = [
+        SamplingParams(temperature=0, max_tokens=100, min_tokens=place, stop_token_ids=[said[place]], detokenize=False)
+        for place in places
+    ]
+    assert say(llm, [prompt] * len(places), parameters) == [said[: place + 1] for place in places]
+
+
 @pytest.mark.parametrize(
     "warps", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7, "top_k": 6}]
 )

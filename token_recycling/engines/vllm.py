@@ -139,7 +139,8 @@ class VLLM:
             lengths = num_tokens_no_spec[rows].astype(np.int64)
             depths = np.array([self._max_depth(*each) for each in zip(requests, lengths.tolist(), strict=True)])
             chains = self.draft(requests, token_ids_cpu, rows, lengths, depths)
-            self._fill(chains, depths, alone=len(rows) == len(drafts))
+            limited = any(map(_missing, requests))
+            self._fill(chains, depths, alone=len(rows) == len(drafts), exceeds=not limited)
             for row, chain in zip(rows, chains, strict=True):
                 drafts[row] = chain
         self.recycler.save_if_due()
@@ -186,13 +187,13 @@ class VLLM:
         chain = self._chains.get(id(request))
         return self.recycler.nodes if chain is None else len(chain.gains)
 
-    def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool) -> None:
+    def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool, exceeds: bool = True) -> None:
         """Fill chains up where that takes less time: to the length of a full CUDA graph, or to the cheapest step.
-        `alone`: no other requests are in the step.
+        `alone`: no other requests are in the step; `exceeds`: chains of a full graph may exceed `depths`.
         """
         if not alone:
             return
-        if depths.min() > 0 and self._full_graph_pays(chains):
+        if exceeds and depths.min() > 0 and self._full_graph_pays(chains):
             for chain in chains:
                 chain.extend([_FILLER] * (self.recycler.nodes - len(chain)))
         elif self.costs is not None:
@@ -237,6 +238,7 @@ class VLLM:
     def _max_depth(self, request: Any, length: int) -> int:
         """Return how many drafted tokens may be accepted within all limits: none for a sampled request with a seed.
         vLLM consumes as many random numbers as tokens were drafted, so the output would depend on the learned state.
+        Up to `min_tokens`, vLLM (0.32) forbids stop tokens also after a draft that reaches this number.
         """
         left, parameters = self._config.model_config.max_model_len - length, request.sampling_params
         if parameters is not None:
@@ -244,6 +246,7 @@ class VLLM:
                 return 0
             if parameters.max_tokens is not None:
                 left = min(left, parameters.max_tokens - len(request.output_token_ids))
+            left = min(left, _missing(request) or left)
         return min(left - 1, self.recycler.nodes)
 
 
@@ -279,10 +282,16 @@ def _check_attributes() -> None:
         CpuGpuBuffer: ("np",),
         InputBatch: ("num_computed_tokens_cpu", "num_reqs", "req_ids", "token_ids_cpu"),
         CachedRequestState: ("output_token_ids", "sampling_params"),
-        SamplingParams: ("extra_args", "max_tokens", "seed", "structured_outputs", "temperature"),
+        SamplingParams: ("extra_args", "max_tokens", "min_tokens", "seed", "structured_outputs", "temperature"),
         SpecDecodeMetadata: ("num_draft_tokens",),
     }.items():
         check_attributes("vLLM", owner, names)
+
+
+def _missing(request: Any) -> int:
+    """Return how many tokens an output lacks before it may end, by `min_tokens`."""
+    parameters = request.sampling_params
+    return 0 if parameters is None else max(0, parameters.min_tokens - len(request.output_token_ids))
 
 
 def _is_guided(request: Any) -> bool:
