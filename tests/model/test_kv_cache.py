@@ -11,6 +11,7 @@ from support.cases import paired
 from support.releases import needs
 from support.slots import assert_same_slots
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 import token_recycling as tr
 from token_recycling.model.kv_cache import TreeCache
@@ -76,8 +77,8 @@ def test_keys_and_values_read_between_steps_do_not_change():
 
 OPERATIONS = {
     "crop nothing": lambda cache: cache.crop(0),
-    "reorder": lambda cache: cache.reorder_cache(torch.tensor([0, 0])),
-    "select": lambda cache: (cache.batch_repeat_interleave(3), cache.batch_select_indices(torch.tensor([2, 0]))),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 0, 1])),
+    "select": lambda cache: (cache.batch_repeat_interleave(3), cache.batch_select_indices(torch.tensor([1, 0]))),
     "repeat and crop": lambda cache: (cache.batch_repeat_interleave(2), cache.crop(-3)),
     "reset": lambda cache: cache.reset(),
 }
@@ -92,9 +93,9 @@ OPERATIONS = {
     ],
 )
 def test_operations_of_transformers_work_after_keep(model, operation):
-    wanted = rebuilt(model, tiny.prompt(0, 20))
+    wanted = rebuilt(model, tiny.prompt(0, 40).view(2, 20))
     cache = copy.deepcopy(wanted)
-    TreeCache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19, 19], [[], []])
     assert all(type(layer) is TreeLayer for layer in cache.layers)
     operation(cache)
     operation(wanted)
@@ -106,6 +107,21 @@ def test_operations_of_transformers_work_after_keep(model, operation):
         ours, theirs = (model(input_ids=following, past_key_values=each).logits for each in (cache, wanted))
     torch.testing.assert_close(ours, theirs)
     assert_same_slots(cache, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_layer_stores_copies_and_dtypes_as_in_transformers(dtypes):
+    first, *more = (torch.randn(1, 2, 3, 4, dtype=getattr(torch, dtype)) for dtype in (dtypes[0], *dtypes))
+    ours, theirs = ([layer, copy.copy(layer)] for layer in (TreeLayer(), DynamicLayer()) if layer.update(first, first))
+    for pair in (ours, theirs):
+        for layer, states in zip(pair, more, strict=True):
+            layer.update(states, states)
+    for layer, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(layer.keys, wanted.keys, rtol=0, atol=0)
+        layer.update(first, first)
+        before = layer.buffers[0].data_ptr()
+        layer.update(first, first)
+        assert layer.buffers[0].data_ptr() == before, "only what was shown is copied"
 
 
 def test_cache_longer_than_the_sequence_is_refused(model):
@@ -151,6 +167,9 @@ def test_sequences_join_and_leave_a_batch(moves, seed):
             texts = [texts[row] for row in order]
             kept.select(order, max(own.shape[-2] for own in texts))
         assert kept is not None
+        for layer in kept.layers:  # as a removed sequence may have left them
+            for buffer in layer.buffers:
+                buffer[..., layer.columns :, :] = torch.nan
         assert kept.cache.get_seq_length() == max(own.shape[-2] for own in texts)
         for layer in range(2):
             for part, states in enumerate((kept.cache.layers[layer].keys, kept.cache.layers[layer].values)):

@@ -93,6 +93,7 @@ def test_reasoning_effort_reaches_templates_that_read_it(server, model):
         ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}], "assistant: No.\n"),
         ([{"role": "assistant", "content": None, "refusal": "No."}], "assistant: No.\n"),
         ([{"role": "assistant", "content": "Yes.", "refusal": None}], "assistant: Yes.\n"),
+        ([{"role": "assistant", "content": "Yes.", "refusal": "No."}], "assistant: Yes.\n"),
     ],
 )
 def test_variants_of_messages_are_rendered(tokenizer, messages, shown):

@@ -145,6 +145,8 @@ def test_output_ends_at_any_eos_token(ends, last, limit):
     assert answer.finish_reason == ("stop" if ended or limit > 4 else "length")
     assert [scored.token for scored in answer.tokens] == ([7, 8, 9] if ended else [7, 8, 9, last])
     assert output.tokens == 4
+    own = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    assert (Request(stop_token_ids=[7]).ends(ends, 9), Request().ends(ends, 9)) == ([*own, 7], ends)
 
 
 class MarkedLetters:
@@ -198,6 +200,10 @@ def test_logprob_recorder_frees_the_distributions_of_scored_tokens():
         generate(**arguments)
         (recorder,) = arguments["logits_processor"]
         assert (output.tokens, len(recorder._rows)) == (6, 0)
+    for token in (0, 1):  # JSON has no infinity
+        recorder(torch.zeros(1, 1), torch.tensor([[0.0, -torch.inf, -torch.inf]]))
+        scored = recorder.scored(1, token)
+        assert min(scored.logprob, *dict(scored.top).values()) > -torch.inf
 
 
 def test_missing_extra_is_named(monkeypatch):

@@ -60,7 +60,7 @@ def sampled_streamed(server):
 def chatted(server):
     """`max_completion_tokens` and content in parts are sent by newer clients."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "import os"}]}]
-    answer = chat(server, temperature=0, max_completion_tokens=TOKENS, messages=parts)
+    answer = chat(server, temperature=0, max_completion_tokens=TOKENS, max_tokens=1, messages=parts)
     assert answer.usage.completion_tokens == TOKENS
     return answer.choices[0].message.content
 

@@ -59,14 +59,14 @@ FORMS = [
     {"type": "json_object"},
     {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}},
 ]
-
+PAIR = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}  # not enforced
 
 SAME = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"response_format": FORMS[1]}),
-    ({"structured_outputs": {"json": SCHEMA}}, {"response_format": {"type": "json_object", "schema": SCHEMA}}),
+    ({"structured_outputs": {"json": PAIR}}, {"response_format": {"type": "json_object", "schema": PAIR}}),
     ({"structured_outputs": {"grammar": 'root ::= "x" [yz]'}}, {"structured_outputs": {"regex": "x[yz]"}}),
     ({"structured_outputs": {"json_object": True}}, {"response_format": FORMS[0]}),
-    ({"structured_outputs": {"choice": ['a "b"', "c\\d"]}}, {"structured_outputs": {"regex": r'a "b"|c\\d'}}),
+    ({"structured_outputs": {"choice": ['a "b"', "\\é😀"]}}, {"structured_outputs": {"regex": r'a "b"|\\é😀'}}),
 ]
 
 
@@ -97,6 +97,9 @@ def test_parallel_calls_are_allowed_by_default(server, stated):
     body = ChatRequest.model_validate({**asked, "parallel_tool_calls": stated})
     constraint = parts_constraint(server.engine.loaded, body, torch.tensor([[5]]))
     assert constraint.form.definition.parallel == (stated is not False)
+    strict = {"type": "function", "function": {**HELD[0]["function"], "strict": True}}
+    one = ChatRequest.model_validate({**asked, "tools": [strict, *HELD], "tool_choice": "auto"})
+    assert one.constrained_by == "tools", "one strict tool is enough"
 
 
 def test_forced_call_uses_the_delimiters_of_the_model(server):
