@@ -50,8 +50,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "thread"), paired(OTHERS, [True, False]))
-def test_call_records_only_its_own_statistics(model, name, thread):
-    """Another call runs in between, in another thread or in this one."""
+def test_call_records_only_its_own_statistics(model, name, thread, caplog):
+    """Another call runs in between, in another thread or in this one. A reason is logged once."""
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, "plain")
     noted = []
@@ -69,6 +69,8 @@ def test_call_records_only_its_own_statistics(model, name, thread):
     assert model.acceleration.total.tokens == 12 + 5 * accelerated
     assert noted[0][0] == 5 * accelerated
     assert (noted[0][1] is None) == accelerated
+    between()
+    assert sum("not accelerated" in record.message for record in caplog.records) == (not accelerated)
 
 
 def test_beam_search_records_no_statistics(model):

@@ -1,5 +1,6 @@
 """Cancellation, limits, steps and metrics."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -12,8 +13,10 @@ from support.cases import paired
 from support.serving import keys, serving, wait_for
 from support.speaking import chat_tokenizer
 
+from token_recycling.serving.access import LimitMiddleware
 from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
+from token_recycling.serving.metrics import Metrics
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
@@ -117,6 +120,22 @@ def test_prompt_output_and_body_lengths_are_limited(model):
             for content in (whole, iter([whole[:50], whole[50:900], whole[900:]])):  # pieces are sent without a length
                 how = {"content": content, "headers": {"Content-Type": "application/json"}, "timeout": 5}
                 assert http.post(f"{server.url}/v1/completions", **how).status_code == status
+
+
+def test_body_limit_counts_all_pieces():
+    """Of which the HTTP server may deliver several at once."""
+    pieces = [{"type": "http.request", "body": b"x" * 600, "more_body": more} for more in (False, True)]
+
+    async def read(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+
+    async def receive():
+        return pieces.pop()
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(ApiError, match="1,000 bytes"):
+        asyncio.run(LimitMiddleware(read, 1000, Metrics())(scope, receive, None))
 
 
 def test_prompts_are_tokenized_outside_the_event_loop(model, monkeypatch):

@@ -51,7 +51,11 @@ BODIES = {
         "instructions": "a",
         "max_output_tokens": 1,
         "tools": [{"type": "function", **HELD[0]["function"]}],
-        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "look"}, {"type": "mcp"}],
+        },
         "reasoning": {"effort": "low"},
         "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}},
     },
