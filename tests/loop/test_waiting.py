@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import tiny
+from support.drafters import example
 from support.running import GoneError, Texts
 from support.runs import plain
 
@@ -193,3 +194,13 @@ def test_single_prompt_is_split_into_the_same_pieces(texts):
     with pytest.raises(GoneError):
         model.generate(LONG, max_new_tokens=6, do_sample=False, streamer=streamer)
     assert texts.events == []
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_first_draft_waits_for_the_hidden_states_of_the_whole_prompt(texts, streamed, tmp_path):
+    """A drafter may not draft from those of the first pieces alone."""
+    row = texts.join(LONG[:, : 2 * PIECE], 6, example("eagle", MODEL, tmp_path), streamed=streamed)
+    texts.finish()
+    assert row.error is None, row.error
+    assert texts.outputs[row] == plain(MODEL, LONG[:, : 2 * PIECE], 6)
+    assert row.stats.drafted > 0

@@ -100,7 +100,8 @@ class Batch:
         if not info.recurrent and (len(self.requests) > 1 or info.length_threshold is not None):
             self.read()
         # With `isolates_requests` a prompt is read in the same way whether or not the output is streamed.
-        early = first.streamed or first.traits.isolates_requests
+        # A drafter with the hidden states of a part of the prompt must not draft before it has the others.
+        early = first.streamed or first.traits.isolates_requests or (first.cached > 0 and bool(self._states))
         self._alone = info.recurrent or (early and first.cached < first.sequence.length - 1)
 
     def _between_pieces(self, reading: Reading) -> None:
