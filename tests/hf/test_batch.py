@@ -39,7 +39,7 @@ def test_remaining_rows_draft_more_after_others_have_ended(counting, cache_is_se
     drafter = tr.make_drafter("recycling")
     tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=60)
     ids = torch.tensor([[5, 6], [5, 6], [9, 10], [5, 6]])
-    arguments = {"max_new_tokens": 40, "eos_token_id": 8, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    arguments = {"max_new_tokens": 40, "eos_token_id": [8, 99], "attention_mask": torch.ones_like(ids)}  # 8 pads
     arguments["return_dict_in_generate"] = cache_is_seen
     wanted = counting.generate(ids, **arguments)
 

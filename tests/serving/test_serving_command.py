@@ -92,6 +92,7 @@ def test_options_reach_the_server(served, folder):
     assert engine.settings.allow_hosts == ("one.example", "two.example")
     assert (engine.settings.reproducible, engine.settings.isolation) == (True, Isolation.per_request)
     assert engine.loaded.tokenizer.chat_template == chat_tokenizer().chat_template
+    assert engine.pool.make("suffix").traits.isolates_requests
     assert (server.config.limit_concurrency, engine.settings.grace) == (9, 3)
     assert (engine.settings.name, engine.settings.aliases) == ("one", ("two/three",))
 
