@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import EOS, batch
+from support import tiny
+from support.batches import EOS, batch, padded
 from support.cases import paired
+from support.drafters import example
 from support.noting import noted
 from support.runs import fix_costs
 from transformers import (
@@ -52,6 +54,23 @@ def test_remaining_rows_draft_more_after_others_have_ended(counting, cache_is_se
     assert ours.shape[1] > 12, "one sequence must continue after the others"
     assert texts[-1] == (4 if cache_is_seen else 1)
     assert len(texts) < 8
+
+
+@pytest.mark.parametrize("name", ["recycling", "eagle"])
+@pytest.mark.parametrize("tails", [[0, 0, 0], [0, 5, 9]])
+@pytest.mark.parametrize("window", [0, 8])
+def test_shared_prefix_of_a_batch_is_read_once(window, tails, name, tmp_path):
+    """Also for a drafter that reads the hidden states of prompts, and where layers drop slots."""
+    model = tiny.windowed(window) if window else tiny.llama()
+    drafter, shared = example(name, model, tmp_path), tiny.prompt(0, 70)[0]
+    inputs = padded([torch.cat([shared, tiny.prompt(row, tail)[0]]) for row, tail in enumerate(tails)])
+    arguments = {**inputs, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    read, hook = noted(model, lambda given: given["input_ids"].numel())
+    ours = tr.generate(model, drafter=drafter, **arguments)
+    hook.remove()
+    assert read[0] == 69
+    assert (read[1] == 3 * 9) if any(tails) else max(read[1:]) < 69
+    assert torch.equal(ours, model.generate(**arguments))
 
 
 class Recording(StoppingCriteria):

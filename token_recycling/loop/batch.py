@@ -5,9 +5,10 @@ pass computes the target's logits after every node. Acceptance selects the token
 the sequence. The runner keeps the accepted slots, the step is delivered, and the drafters learn from it. Every emitted
 token belongs to a step; plain decoding is the same loop with a lone root.
 
-All tokens of a prompt except the last are read before the first step. With a single sequence they are read in the first
-step: its pass also verifies the first draft, unless the output is streamed, where that would delay the first token. The
-runner (`model.runner`) owns the slots of the sequences and makes the passes, eagerly or captured as CUDA graphs.
+All tokens of a prompt except the last are read before the first step; a prefix that all prompts share is read once.
+With a single sequence they are read in the first step: its pass also verifies the first draft, unless the output is
+streamed, where that would delay the first token. The runner (`model.runner`) owns the slots of the sequences and makes
+the passes, eagerly or captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from .._util.device import outside_inference_mode
 from ..model.backend import EAGER, Backend
+from ..model.foreign import mixes_sequences
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
 from ..model.runner import Pass, Runner
@@ -33,6 +35,9 @@ from .request import Request
 
 if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
+
+_LEAST_SHARED = 64
+"""Tokens; a shorter prefix that all prompts share is read for each of them, not in a forward pass of its own."""
 
 
 class Batch:
@@ -78,7 +83,10 @@ class Batch:
         if most is not None:
             sequences = [sequence[: count + most + 1] for sequence, count in zip(sequences, cached, strict=True)]
         self.is_settled = False
-        states = self.runner.prefill(sequences, cached, self._states)
+        shared = 0 if any(cached) else _shared(sequences)
+        if shared and mixes_sequences(self.target):
+            shared = 0
+        states = self.runner.prefill(sequences, cached, self._states, shared)
         self.is_settled = True
         if states is not None:
             self._give_states(states)
@@ -332,6 +340,16 @@ def decode(
             ended = [] if keeps_all else [request for request in batch.requests if request.sequence.ended]
             if 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
+
+
+def _shared(sequences: Sequence[torch.Tensor]) -> int:
+    """Return the length of the prefix of several sequences (length,) that is read once; 0 if each is read whole."""
+    if len(sequences) == 1:
+        return 0
+    lengths = [len(sequence) - 1 for sequence in sequences]
+    texts = torch.stack([sequence[: min(lengths)] for sequence in sequences])
+    shared = int((texts == texts[0]).all(dim=0).cumprod(dim=0).sum())
+    return shared if shared == max(lengths) or shared >= _LEAST_SHARED else 0
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

@@ -278,8 +278,8 @@ class TreeCache:
 
     @outside_inference_mode
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep only these sequences, in this order, with `slots` slots; one may only move to the row of a removed
-        sequence.
+        """Keep only these sequences, in this order, with `slots` slots. One may move to the row of a removed sequence,
+        or be copied to later rows.
         """
         for layer in self.filled:
             layer.select(rows, slots)

@@ -67,12 +67,31 @@ class Runner:
         """The cache that now holds the sequences, each from slot 0 on."""
 
     def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
+        self,
+        sequences: Sequence[torch.Tensor],
+        cached: Sequence[int],
+        states: tuple[int, ...] = (),
+        shared: int = 0,
     ) -> list[torch.Tensor] | None:
         """Read each of `sequences` (length,), except its last token, into slots after its `cached` ones. Return for
         each the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all tokens read;
-        None if none are requested, or the family left some out.
+        None if none are requested, or the family left some out. The first `shared` tokens, equal in all sequences, are
+        read once.
         """
+        rows = len(sequences)
+        if not shared:
+            return self._read(sequences, cached, states)
+        first = self._read([sequences[0][: shared + 1]], [0], states)
+        self.cache.select([0] * rows, shared)
+        if max(map(len, sequences)) == shared + 1:
+            return first and first * rows
+        rest = self._read(sequences, [shared] * rows, states)
+        return first and rest and [torch.cat([*first, own]) for own in rest]
+
+    def _read(
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """Read each sequence separately; see `prefill`."""
         if not states:
             prefill(self.target, sequences, self.cache, cached, self.reading)
             return None

@@ -412,10 +412,11 @@ class TreeLayer(DynamicLayer):
         self.update(states[0][None], states[1][None])
 
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep only these sequences, in this order, with up to `slots` slots; one may only move to the row of a removed
-        sequence.
+        """Keep only these sequences, in this order, with up to `slots` slots. One may move to the row of a removed
+        sequence, or be copied to later rows.
         """
-        for row, source in enumerate(rows):
+        self.reserve(len(rows), self.columns, exactly=True)
+        for row, source in reversed([*enumerate(rows)]):
             if row != source:
                 for buffer in self.buffers:
                     buffer[:, row, :, : self.columns] = buffer[:, source, :, : self.columns]

@@ -249,11 +249,15 @@ class GraphRunner(Runner):
         self.cache, self._given = self._passes.slots, given
 
     def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
+        self,
+        sequences: Sequence[torch.Tensor],
+        cached: Sequence[int],
+        states: tuple[int, ...] = (),
+        shared: int = 0,
     ) -> list[torch.Tensor] | None:
         if self._given is None and not self.cache.length:
             self._move(sequences)
-        return super().prefill(sequences, cached, states)
+        return super().prefill(sequences, cached, states, shared)
 
     def forward(
         self,
