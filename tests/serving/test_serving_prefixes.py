@@ -76,6 +76,19 @@ def test_shared_prefix_is_read_once(model, tokenizer):
             hook.remove()
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_isolated_request_reads_its_prompt_once_for_all_choices(model, tokenizer, concurrency):
+    with serving(model, tokenizer, concurrency=concurrency, isolation=Isolation.per_request) as server:
+        length = len(tokenizer(LONG)["input_ids"])
+        for _ in range(2):
+            read, hook = noted(model, lambda given: given["input_ids"].numel())
+            answer = server.complete(prompt=LONG, n=4, temperature=0, max_tokens=2)
+            hook.remove()
+            assert length <= sum(size for size in read if size > 40) < 1.5 * length
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+            assert server.engine.prefixes.nbytes == 0
+
+
 def test_cache_prompt_false_neither_uses_nor_fills_the_cache(server):
     def cached(**more):
         answer = server.complete(prompt="#print(index)\n" * 9, temperature=0, extra_body=more)

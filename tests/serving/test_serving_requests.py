@@ -193,9 +193,10 @@ def test_cancelled_job_ends_with_its_running_output():
 
 def test_first_token_of_a_job_is_that_of_any_of_its_outputs():
     job = Job()
-    job.count_first_token(3)
+    job.count_first_token("a prompt", 3)
     first = job.first_token_seconds
-    job.count_first_token(2)
+    job.count_first_token("a prompt", 9)
+    job.count_first_token("another", 2)
     assert (job.first_token_seconds, job.cached_tokens) == (first, 5)
 
 

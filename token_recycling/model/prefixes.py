@@ -134,6 +134,17 @@ class PrefixCache:
                 last.end = end
                 self.nbytes += last.nbytes
 
+    def forget(self, key: str) -> None:
+        """Drop the part of an API key."""
+        with self._lock:
+            segments = [root] if (root := self._roots.pop(key, None)) is not None else []
+            while segments:
+                segment = segments.pop()
+                segments += segment.below.values()
+                if segment in self._by_use:
+                    del self._by_use[segment]
+                    self.nbytes -= segment.nbytes
+
     def __len__(self) -> int:
         """Return the number of cached tokens."""
         with self._lock:

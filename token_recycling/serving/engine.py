@@ -32,7 +32,7 @@ from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Backend
 from ..model.loading import Loaded
-from ..model.prefixes import PrefixCache, default_budget
+from ..model.prefixes import PrefixCache, Prefixes, default_budget
 from ..model.support import ready
 from ..model.target import Target
 from .batch_slots import BatchSlots, batch_slots
@@ -94,6 +94,8 @@ class Job:
         self._ended = False
         self._running = self._begun = 0
         """Number of outputs in progress, and of all started outputs."""
+        self._read: set[Generation] = set()
+        """Those of which an output has emitted its first token."""
         self._drafter: Drafter | None = None
         self.lock = threading.Lock()
 
@@ -127,10 +129,13 @@ class Job:
             self._begun, self._running = self._begun + 1, self._running + 1
             return self._drafter
 
-    def count_first_token(self, cached_tokens: int) -> None:
-        """Count the first token of an output whose prompt had `cached_tokens` cached tokens."""
+    def count_first_token(self, generation: Generation, cached_tokens: int) -> None:
+        """Count the first token of an output whose prompt had `cached_tokens` cached tokens. Those of the first output
+        of a generation count: the others find the prompt that it has read.
+        """
         with self.lock:
-            self.cached_tokens += cached_tokens
+            self.cached_tokens += 0 if generation in self._read else cached_tokens
+            self._read.add(generation)
             if self.first_token_seconds is None:
                 self.first_token_seconds = self.seconds
 
@@ -390,13 +395,11 @@ class Engine:
     ) -> None:
         # Clients must not be able to predict each other's samples.
         seed = secrets.randbits(63) if generation.seed is None else generation.seed + choice
-        prefixes = self.prefixes.of(job.key) if generation.reuse and not job.isolated else None
-        hints = Hints(prefixes, generation.prediction, generation.nodes)
+        hints = Hints(self._prefixes(job, generation), generation.prediction, generation.nodes)
 
         model = self._accelerated(drafter, seed, hints)
         acceleration = model.acceleration
-        # The cached tokens of one prompt count once for all its choices.
-        counted = _FirstToken(job, on_deltas, acceleration.decode, counts_cached=choice == 0)
+        counted = _FirstToken(job, generation, on_deltas, acceleration.decode)
         acceleration.decode = counted.decode
         tokenizer, device = self.loaded.tokenizer, self.target.device
         try:
@@ -407,6 +410,14 @@ class Engine:
             with job.lock:
                 job.stats += acceleration.stats
                 job.fallback = acceleration.fallback
+
+    def _prefixes(self, job: Job, generation: Generation) -> Prefixes | None:
+        """Return the prefixes that an output starts from and adds to. Several outputs of an isolated job share their
+        own, which end with the job.
+        """
+        if not generation.reuse or (job.isolated and (len(job.outputs) < 2 or self.settings.reproducible)):
+            return None
+        return self.prefixes.of(job.id if job.isolated else job.key)
 
     def _accelerated(self, drafter: Drafter, seed: int, hints: Hints) -> PreTrainedModel:
         """Return a view of the model whose `generate` decodes one sequence; called in a worker thread."""
@@ -422,6 +433,7 @@ class Engine:
 
     def _on_end(self, job: Job) -> None:
         with self._lock:
+            self.prefixes.forget(job.id)
             del self._jobs[job.id]
             self._by_key[job.key] -= 1
             if job.outcome is not None:
@@ -460,9 +472,9 @@ class Engine:
 class _FirstToken:
     """Counts the first token of an output, and the cached tokens of its prompt, which are known by then."""
 
-    def __init__(self, job: Job, on_deltas: OnDeltas, decode: Callable[..., Any], counts_cached: bool) -> None:
+    def __init__(self, job: Job, generation: Generation, on_deltas: OnDeltas, decode: Callable[..., Any]) -> None:
         """Wraps `on_deltas` and `decode`."""
-        self._job, self._on_deltas, self._decode, self._counts_cached = job, on_deltas, decode, counts_cached
+        self._job, self._generation, self._on_deltas, self._decode = job, generation, on_deltas, decode
         self._stats = Stats()
         self._counted = False
 
@@ -475,7 +487,7 @@ class _FirstToken:
         """Forward the deltas of a step."""
         if not self._counted:
             self._counted = True
-            self._job.count_first_token(self._stats.cached_tokens if self._counts_cached else 0)
+            self._job.count_first_token(self._generation, self._stats.cached_tokens)
         self._on_deltas(deltas)
 
 
