@@ -43,15 +43,17 @@ def test_two_ranks_learn_the_same_and_outputs_equal_those_of_transformers(tmp_pa
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # to send `digest` to the workers
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "60")  # the default of 5 s is too short on a loaded machine
     model = llama(seed=3, num_key_value_heads=2)
     model.save_pretrained(tmp_path / "model")
     path = tmp_path / "two.matrix"
-    llm = engine(tmp_path / "model", {"matrix": str(path)}, tensor_parallel_size=2)
+    # At token_cost 0 no rank's measured times affect its drafts, of which only the first rank's are verified.
+    llm = engine(tmp_path / "model", {"matrix": str(path), "token_cost": 0}, tensor_parallel_size=2)
     asked = prompts(8)
     assert say(llm, asked, greedy(40)) == [wanted(model, prompt, 40) for prompt in asked]
     first, second = llm.collective_rpc(digest)
     assert first == second
-    llm.llm_engine.engine_core.shutdown()
+    llm.llm_engine.engine_core.shutdown(timeout=60)
 
     from token_recycling.recycling.ngram_matrix import NgramMatrix
 
