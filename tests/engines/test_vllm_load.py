@@ -76,6 +76,11 @@ def test_unsupported_configurations_are_refused(path, value, match):
         adapter.VLLM(config_with(path, value))
 
 
+def test_predicted_text_is_ignored_without_a_tokenizer():
+    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"prediction": "text"}))
+    assert adapter.VLLM(config())._predicted(request) == ()
+
+
 def test_changed_signature_is_refused(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
     with pytest.raises(RuntimeError, match=r"_sample .*got \(self, logits, metadata, more\)"):

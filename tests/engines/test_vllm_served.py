@@ -43,7 +43,9 @@ def test_two_ranks_learn_the_same_and_outputs_equal_those_of_transformers(tmp_pa
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # to send `digest` to the workers
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "60")  # the default of 5 s is too short on a loaded machine
+    monkeypatch.setenv(
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "60"
+    )  # the default of 5 s is too short on a loaded machine
     model = llama(seed=3, num_key_value_heads=2)
     model.save_pretrained(tmp_path / "model")
     path = tmp_path / "two.matrix"

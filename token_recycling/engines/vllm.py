@@ -222,14 +222,14 @@ class VLLM:
         """Return the expected output of a request: token ids or text, from `prediction` in its `extra_args`."""
         parameters = getattr(request, "sampling_params", None)
         prediction = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
-        if isinstance(prediction, str):
-            prediction = self._tokenizer()(prediction, add_special_tokens=False)["input_ids"]
+        if isinstance(prediction, str) and (tokenizer := self._tokenizer()) is not None:
+            prediction = tokenizer(prediction, add_special_tokens=False)["input_ids"]
         vocabulary = self.recycler.matrix.vocab_size
         if isinstance(prediction, list) and all(type(token) is int and 0 <= token < vocabulary for token in prediction):
             return prediction
         if prediction is not None:
             logger.warning(
-                "prediction must be text, or a list of token ids below %d, got %.40r; it is ignored",
+                "prediction must be text (with a tokenizer) or a list of token ids below %d, got %.40r; it is ignored",
                 vocabulary,
                 prediction,
             )
@@ -310,7 +310,9 @@ def _full_graph_tokens(compilation: Any) -> int:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Return the target's tokenizer, according to vLLM's model configuration."""
+    """Return the target's tokenizer, according to vLLM's model configuration; None with `skip_tokenizer_init`."""
+    if model.skip_tokenizer_init:
+        return None
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
