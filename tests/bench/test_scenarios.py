@@ -41,7 +41,7 @@ def test_outputs_follow_the_grammar_of_their_question(tmp_path):
     specs = ["recycling:tree=4", "forced:recycling:tree=4"]
     rows = benching.run(where, benching.plan(specs, questions, False), tmp_path / "out", hook)
     assert [row["identical"] for row in rows] == [None, True, None] * 2
-    assert [row["steps"] for row in rows[1::3]] == [row["steps"] for row in rows[2::3]], "drafts follow the grammar"
+    assert max(row["steps"] for row in rows if row["method"] != "generate") <= 2, "drafts follow the grammar"
     assert set(said[:3]) <= {"yes", "no"}
     assert set(said[3:]) <= {'"a"', '"b"'}
 

@@ -112,7 +112,7 @@ def stated_schema(schema: str) -> Any:
         return json.loads(text)
     except (ValueError, OSError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
-        raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:80]!r}: {why}") from None
+        raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:300]!r}: {why}") from None
 
 
 def schema_processor(loaded: loading.Loaded, schema: Any) -> LogitsProcessor:
