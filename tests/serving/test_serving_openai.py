@@ -204,7 +204,7 @@ def test_codex_request_becomes_a_chat():
     ],
 )
 def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part):
-    message = Message.model_validate({"role": "assistant", "content": [part, "a"]})
+    message = Message.model_validate({"role": "assistant", "content": [part, "a"], "reasoning_content": None})
     assert template_message(message) == {"role": "assistant", "content": "a", "reasoning_content": "well"}
 
 

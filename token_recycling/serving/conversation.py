@@ -41,13 +41,18 @@ def _some_part(part: Any) -> Any:
     return {"type": "text", "text": part} if isinstance(part, str) else part
 
 
-def thought_in(content: Any) -> str:
-    """Return the text of the reasoning among the parts of a content, which may be of any type."""
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    thoughts = [part.get(part["type"], part.get("text")) for part in parts if part.get("type") in _THOUGHTS]
-    pieces = [piece for thought in thoughts for piece in (thought if isinstance(thought, list) else [thought])]
+def reasoning_text(reasoning: Any) -> str:
+    """Return the text of reasoning: a string, or the texts of its parts; empty if it is encrypted."""
+    pieces = reasoning if isinstance(reasoning, list) else [reasoning]
     texts = (piece.get("text") if isinstance(piece, dict) else piece for piece in pieces)
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def _reasoning_in(content: Any) -> str:
+    """Return the text of the reasoning among the parts of a content, which may be of any type."""
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    thoughts = (part.get(part["type"], part.get("text")) for part in parts if part.get("type") in _THOUGHTS)
+    return "".join(map(reasoning_text, thoughts))
 
 
 Content: TypeAlias = str | list[Annotated[Part, BeforeValidator(_some_part)]]
@@ -134,8 +139,8 @@ class Message(BaseModel, extra="allow"):
             newest |= {"role": "tool", "content": text_only(data.get("content"))}
         if data.get("refusal") and not data.get("content"):
             newest["content"] = data["refusal"]
-        if thought := thought_in(data.get("content")):
-            newest.setdefault("reasoning_content", thought)
+        if not data.get("reasoning_content") and (thought := _reasoning_in(data.get("content"))):
+            newest["reasoning_content"] = thought
         return newest
 
 

@@ -25,9 +25,9 @@ from ..conversation import (
     ToolChoice,
     joined,
     only_of_type,
+    reasoning_text,
     tag_of,
     text_only,
-    thought_in,
 )
 from ..engine import Engine, Job
 from ..errors import ApiError, shown, warn_ignored
@@ -134,7 +134,7 @@ def _known_item(item: Any) -> Any:
         message = f"an input item of type {kind} is not supported: {_REFUSED_ITEMS[kind]}"
         raise ApiError(400, message, "unsupported", "input")
     if kind == "reasoning":
-        if thought := thought_in([{"type": kind, kind: item.get("content")}]):
+        if thought := reasoning_text(item.get("content")):
             return {"type": kind, "content": thought}
     elif kind in _NEEDED:
         return item
