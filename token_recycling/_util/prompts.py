@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STANDARD_INPUT = Path("-")
-BYTE_ORDER_MARK = "\ufeff"
-"""First character of files that some editors, mostly on Windows, save as UTF-8; not part of the text."""
+_BYTE_ORDER_MARK = "\ufeff"
+"""First character of texts from some editors, mostly on Windows; the encoding `utf-8-sig` removes it from files."""
 
 
 class Prompt(NamedTuple):
@@ -78,8 +78,8 @@ def _read(path: Path) -> Prompt:
     """Return the prompt in a file, or on standard input; raises ValueError."""
     name = "standard input" if path == STANDARD_INPUT else path.name
     try:
-        text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
-        return Prompt(name, text.removeprefix(BYTE_ORDER_MARK).rstrip("\r\n"))
+        text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8-sig")
+        return Prompt(name, text.removeprefix(_BYTE_ORDER_MARK).rstrip("\r\n"))
     except UnicodeDecodeError:
         raise _not_utf8(name) from None
 

@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 from .._util.files import cache_folder, replacing, sha256
 from .._util.options import options_of, read_options
-from .._util.prompts import BYTE_ORDER_MARK
 from ..drafters._registry import check_spec
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
@@ -214,7 +213,7 @@ def _read(name: str, path: Path, form: Form) -> list[Question]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK).rstrip("\r\n")
+        return path.read_text(encoding="utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
 

@@ -282,7 +282,7 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     matrix = drafter.prepare(Target(loaded.model))
     if path.exists():
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))
-        if has_ngrams(path) and not isinstance(matrix, NgramMatrix):
+        if not isinstance(matrix, NgramMatrix) and has_ngrams(path):
             raise MatrixFileError(
                 f"{path} contains a matrix of the drafter 'recycling', of which {drafter.name} would keep only a part; "
                 "give another file"

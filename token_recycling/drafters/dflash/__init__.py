@@ -28,7 +28,7 @@ from .._base import DrafterTraits, check_at_least
 from .._shared.neural import placed_copy
 from .._shared.pairing import config_of, loaded
 from .._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
-from .formats import Assistant, AssistantConfig
+from .formats import AutoAssistant, AutoAssistantConfig
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -70,7 +70,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
     def place(self, target: Target) -> PreTrainedModel:
         self.check(target)
         if isinstance(self.model, str):
-            return loaded(self.model, target, Assistant, _EXPECTED)
+            return loaded(self.model, target, AutoAssistant, _EXPECTED)
         if (self.model.device, self.model.dtype) == (target.device, target.dtype):
             return self.model.eval()
         return placed_copy(self.model, target.device, target.dtype)
@@ -100,7 +100,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:
-    config = config_of(model, _EXPECTED, AssistantConfig)
+    config = config_of(model, _EXPECTED, AutoAssistantConfig)
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
     if missing and hasattr(config, "dflash_config"):
         raise ValueError(f"{type(model).__name__} is a model of the authors' code; give its folder or hub name instead")

@@ -40,7 +40,7 @@ _COPIES = ("^d2t$", "^embed_tokens", "^lm_head", "^t2d$")
 """Tensors in files of speculators that are made from the target's."""
 
 
-class AssistantConfig:
+class AutoAssistantConfig:
     """Reads configurations of assistants, as AutoConfig does for the format of transformers."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class AssistantConfig:
         return _published(name) or AutoConfig.from_pretrained(name)
 
 
-class Assistant:
+class AutoAssistant:
     """Loads assistants, as AutoModel does for the format of transformers."""
 
     @staticmethod

@@ -102,13 +102,12 @@ def distant_rows_change_others(
         return None
     threshold, (parents, kept) = target.info.length_threshold, _with_others(target, nodes)
     last = min(target.max_length or _FAR, _FAR if threshold is None else threshold.at) - 1
-    results = []
-    for position in (None, 0, last):
+    wanted, results = tree_logits(target, texts, parents, nodes)[:, :kept], []
+    for position in (0, last):
         cache, inputs = before_tree(target, texts, parents, nodes)
-        if position is not None:
-            inputs.positions[:, kept:] = position
+        inputs.positions[:, kept:] = position
         results.append(target.forward(inputs, cache)[:, :kept])
-    return torch.stack(results[1:]), torch.stack(results[:1] * 2)
+    return torch.stack(results), torch.stack([wanted] * len(results))
 
 
 def _with_others(target: Target, nodes: torch.Tensor) -> tuple[np.ndarray, int]:
