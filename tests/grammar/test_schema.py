@@ -426,6 +426,29 @@ def test_keyword_refused_by_llguidance_is_dropped_unless_strict(referenced):
     assert not admits(grammar, '{"x": 1}')
 
 
+@pytest.mark.parametrize(
+    ("place", "schema"),
+    [
+        *(
+            ("patternProperties", {"patternProperties": {one: {"type": "integer"} for one in patterns}, **rest})
+            for patterns in (["^a", "b$"], [r"^(.)\1"], [r"^a\b"], [r"^(.)\1", "^c"])
+            for rest in ({"additionalProperties": False}, {"additionalProperties": {"type": "null"}})
+        ),
+        (
+            "propertyNames",
+            {"propertyNames": {"pattern": "^a"}, "allOf": [{"propertyNames": {"minLength": 1}}], "minProperties": 1},
+        ),
+    ],
+)
+def test_properties_of_dropped_patterns_are_not_additional(place, schema):
+    """Without the patterns, `additionalProperties` would exclude the names that they match."""
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "object", **schema}, strict=False)
+    assert {lost.keyword for lost in grammar.unenforced} == {place, *schema} & {place, "additionalProperties"}
+    assert [one for one in ({"aa": 1}, {"a": 1}) if validator_of(schema).is_valid(one)]
+    for one in ({"aa": 1}, {"a": 1}, {"ab": 1}):
+        assert admits(grammar, json.dumps(one)) or not validator_of(schema).is_valid(one)
+
+
 @pytest.mark.parametrize("schema", [{"format": "phone"}, {"type": "string", "pattern": "^a", "format": "/^x/"}])
 def test_unknown_formats_are_annotations_unless_strict(schema):
     assert admits(compiled(TOKENIZER, "json_schema", schema, strict=False), '"a"')

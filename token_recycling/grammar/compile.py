@@ -7,6 +7,7 @@ mask takes about ten microseconds. llguidance bounds its own work (`LIMITS`), an
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ def supported(
         matcher = _matcher(tokenizer, schema_grammar(enforced.schema))
         if not matcher.is_error():
             return enforced.schema, enforced.unenforced
-        enforced.unenforced.append(_fault(tokenizer, enforced, _reason(matcher)))
+        enforced.unenforced += _fault(tokenizer, enforced, _reason(matcher))
     raise UnenforceableError(enforced.unenforced)
 
 
@@ -205,9 +206,17 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "$defs"}
 """Schemas with only these keywords are suspected after their parts."""
 
 
-def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenforced:
-    """Drop the keyword that prevents compilation of a schema, and return it with the reason. Raise ValueError if no
-    single keyword is at fault, or if the schema admits no value.
+_OF_THE_REST = {
+    "properties": "additionalProperties",
+    "patternProperties": "additionalProperties",
+    "prefixItems": "items",
+}
+"""Keywords about the properties or items to which another keyword does not apply."""
+
+
+def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> list[Unenforced]:
+    """Drop the keyword that prevents compilation of a schema, and one that would now apply to more properties or items;
+    return them with the reason. Raise ValueError if no single keyword is at fault, or if the schema admits no value.
     """
 
     def error(schema: dict[str, Any]) -> str | None:
@@ -230,8 +239,10 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenfo
             raise part.no_value(conflicting, why.removeprefix(_UNSATISFIABLE).lstrip(": "))
         for keyword in keywords:
             if keyword != "type" and error(without[keyword]) != why:
-                del part.schema[keyword]
-                return Unenforced(part.pointer(keyword), why)
+                dropped = [name for name in (keyword, _OF_THE_REST.get(keyword)) if name in part.schema]
+                for name in dropped:
+                    del part.schema[name]
+                return [*map(Unenforced, dict.fromkeys(map(part.pointer, dropped)), itertools.repeat(why))]
         break
     raise ValueError(f"cannot compile the json_schema: {reason}")
 

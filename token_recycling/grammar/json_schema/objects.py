@@ -122,6 +122,9 @@ def _pattern_properties(node: Node, patterns: dict[str, Any]) -> None:
         either = rest in (True, {})
         rust = node.translated("patternProperties", pattern, partial(translated, either=either))
         if rust is None:
+            if node.own.pop("additionalProperties", None) is not None:
+                node.note("additionalProperties", "does not apply to names of a pattern that is not enforced")
+            rest = True
             continue
         own[rust] = node.child(schema, "patternProperties", pattern)
         if rest in (True, False, {}) or rust == translated(pattern, either=True):
