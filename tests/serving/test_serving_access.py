@@ -1,5 +1,6 @@
 """Accepted hosts and origins, API keys, and TLS."""
 
+import inspect
 import shutil
 import ssl
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.middleware.cors import CORSMiddleware
 from support import http, tiny
 from support.serving import keys, serving
 
@@ -116,6 +118,10 @@ def test_cors_allows_only_configured_origins(model, origins):
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] in (PAGE, "*")
         assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+        if "allow_private_network" in inspect.signature(CORSMiddleware).parameters:  # see ollama/ollama#7000
+            private = {**asked, "Access-Control-Request-Private-Network": "true"}
+            preflight = http.options(f"{server.url}/v1/chat/completions", headers=private)
+            assert preflight.headers["access-control-allow-private-network"] == "true"
         for path, body, status in (("completions", {"prompt": "a", "max_tokens": 1}, 200), ("completions", {}, 400)):
             answer = http.post(f"{server.url}/v1/{path}", json=body, headers={"Origin": PAGE}, timeout=30)
             assert answer.status_code == status

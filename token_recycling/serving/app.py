@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import inspect
 import json
 import re
 import time
@@ -113,10 +114,17 @@ def app_of(engine: Engine) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "x-unenforced-keywords"],
+            **_OF_PRIVATE_NETWORKS,
         )
     for router in (_openai_routes(engine), _own_routes(engine), playground.router(engine)):
         app.include_router(router)
     return app
+
+
+_OF_PRIVATE_NETWORKS: Any = (
+    {"allow_private_network": True} if "allow_private_network" in inspect.signature(CORSMiddleware).parameters else {}
+)
+"""Chromium asks for it before a public page's request to a local server; supported by Starlette 0.51 and later."""
 
 
 def _openai_routes(engine: Engine) -> APIRouter:
