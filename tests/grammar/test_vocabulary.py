@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from support import tiny
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from token_recycling.grammar.adapters import state_of_grammar
@@ -29,13 +29,7 @@ def fast(tokenizer, trainer):
 
 
 def sentencepiece_with_bytes():
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    of_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
-    return fast(tokenizer, trainers.BpeTrainer(vocab_size=420, special_tokens=["<unk>", "</s>", *of_bytes]))
+    return tiny.sentencepiece_tokenizer(TEXTS)
 
 
 def sentencepiece_bpe():

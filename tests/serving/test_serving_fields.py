@@ -5,7 +5,10 @@ import pkgutil
 
 import pytest
 import torch
+from support import tiny
 from support.openai_answers import MESSAGES, chat, completion, streamed_chat, streamed_completion
+from support.serving import serving
+from support.speaking import TEMPLATE
 
 from token_recycling.serving import errors
 from token_recycling.serving.api.completions import CompletionRequest
@@ -296,3 +299,29 @@ def test_token_bytes_join_to_the_text_even_within_characters(server):
     assert b"".join(bytes(one.bytes) for one in content).decode(errors="replace") == said.message.content
     assert any(bytes(one.bytes).decode(errors="ignore").encode() != bytes(one.bytes) for one in content)
     assert all(other.bytes is not None for one in content for other in one.top_logprobs)
+
+
+@pytest.mark.parametrize("word", ["▁index", "▁▁"])
+def test_text_that_continues_a_prompt_begins_with_the_space_of_its_first_token(word):
+    """SentencePiece decodes no space before the first token of a text."""
+    tokenizer = tiny.sentencepiece_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    token, space = tokenizer.convert_tokens_to_ids(word), word.replace("▁", " ")
+    forced = {"max_tokens": 2, "temperature": 0, "logit_bias": {str(token): 100}}
+    begun = [*MESSAGES, {"role": "assistant", "content": PROMPT}]
+    with serving(tiny.llama(vocab_size=len(tokenizer)), tokenizer) as server:
+        for prompt in (PROMPT, "", tokenizer(PROMPT)["input_ids"]):
+            text = PROMPT + 2 * space if prompt else (2 * space)[1:]
+            said = completion(server, prompt=prompt or [tokenizer.eos_token_id], echo=True, logprobs=1, **forced)
+            assert said.choices[0].text == "".join(said.choices[0].logprobs.tokens).removeprefix("</s>") == text
+        after = completion(server, logprobs=2, **forced).choices[0]
+        streamed = streamed_completion(server, **forced)
+        assert after.text == "".join(event.choices[0].text for event in streamed) == 2 * space
+        assert (after.logprobs.text_offset, after.logprobs.tokens) == ([0, len(space)], [space] * 2)
+        assert all(space in top for top in after.logprobs.top_logprobs)
+        assert completion(server, stop=space, **forced).usage.completion_tokens == 1
+        said = chat(server, messages=begun, continue_final_message=True, logprobs=True, **forced).choices[0]
+        assert said.message.content == b"".join(bytes(one.bytes) for one in said.logprobs.content).decode() == 2 * space
+        assert server.post("/v1/messages", {"messages": begun, **forced}).json()["content"][0]["text"] == 2 * space
+        fresh = chat(server, logprobs=True, **forced).choices[0]
+        assert fresh.message.content == "".join(one.token for one in fresh.logprobs.content) == (2 * space)[1:]

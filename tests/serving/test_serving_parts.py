@@ -130,14 +130,18 @@ def test_shorter_of_two_stop_strings_with_a_common_prefix_matches(stops):
 class Letters:
     """A tokenizer of letters with two special tokens."""
 
+    all_special_ids = (0, 5)
+
     def decode(self, tokens, **_):
         return "".join("" if token in (0, 5) else chr(ord("a") + token) for token in tokens)
 
 
 @pytest.mark.parametrize("limit", [4, 9])
-@pytest.mark.parametrize(("ends", "last"), [(0, 0), (5, 5), ([0, 5], 0), ([5, 0], 5), (5, 0), (None, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("ends", "last"), [(0, 0), (5, 5), ([0, 5], 0), ([5, 0], 5), (5, 0), (None, 0), (1, 1), ([0, 1], 1)], ids=str
+)
 def test_output_ends_at_any_eos_token(ends, last, limit):
-    """The EOS token is neither shown nor scored, and ends the output even at the token limit."""
+    """The EOS token is neither shown nor scored, special or not, and ends the output even at the token limit."""
     output = Output(Letters(), GenerationConfig(eos_token_id=ends, max_new_tokens=limit))
     answer = whole([*(output.push([ScoredToken(token, -1.0)]) for token in (7, 8, 9, last)), output.end()])
     ended = last in (ends if isinstance(ends, list) else [ends])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from ast import literal_eval
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     DynamicCache,
     GPT2Config,
@@ -145,6 +146,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     made.train_from_iterator(SENTENCES * 3, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
+
+
+def sentencepiece_tokenizer(texts: Sequence[str] = SENTENCES) -> PreTrainedTokenizerFast:
+    """Train and return a tokenizer like Llama 2's: a space belongs to the word after it, and the first one is hidden;
+    other characters are bytes.
+    """
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    special = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
 
 
 def tokenizer_with_bos() -> PreTrainedTokenizerFast:

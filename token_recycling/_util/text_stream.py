@@ -2,12 +2,12 @@
 
 A token may be a part of a character, and some tokenizers put a space only between tokens. So a piece of text is the
 difference of two decodings, held back while it ends inside a character. The concatenated pieces equal the decoding of
-all tokens.
+all tokens or, if the text continues another one, what they add to its decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -25,11 +25,15 @@ class Decodes(Protocol):
 class IncrementalText:
     """Decodes tokens as they arrive; each call decodes only the last few tokens."""
 
-    def __init__(self, tokenizer: Decodes) -> None:
+    def __init__(self, tokenizer: Decodes, before: Sequence[int] = ()) -> None:
+        """`before`: the last tokens before the text, if it continues another one."""
         self.tokenizer = tokenizer
-        self._tokens: list[int] = []
+        text = decoded(tokenizer, [*before])
+        self._tokens = [] if text.endswith(_INCOMPLETE) else [*before]
+        self.at_start = not (text and self._tokens)
+        """Whether the next token begins the text; SentencePiece then decodes no space before it."""
         self._context = 0
-        self._shown = 0
+        self._shown = len(self._tokens)
         self._wanted = 0
         """Tokens are only decoded again once this many follow the emitted ones."""
 
@@ -44,7 +48,7 @@ class IncrementalText:
             # A character takes a few tokens. Long runs of bytes without a character are not decoded with every token.
             self._wanted = unshown + unshown // 16
             return ""
-        self._wanted = 0
+        self._wanted, self.at_start = 0, False
         # The tokens emitted last stay as context, because a token's text may depend on the preceding token.
         self._context, self._shown = self._shown, len(self._tokens)
         return text

@@ -15,7 +15,7 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Return the field `logprobs` of a choice of /v1/completions; `offsets` are character offsets of the tokens."""
     return {
-        "tokens": [tokenizer.decode([token.token]) for token in tokens],
+        "tokens": [token_text(tokenizer, token.token, token.begins_text) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": [_by_text(tokenizer, token) for token in tokens] if top else None,
         "text_offset": offsets,
@@ -28,24 +28,24 @@ def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[st
         return None
     logprobs: dict[str, float] = {}
     for token, logprob in [*scored.top, (scored.token, scored.logprob)]:
-        logprobs.setdefault(tokenizer.decode([token]), logprob)
+        logprobs.setdefault(token_text(tokenizer, token, scored.begins_text), logprob)
     return logprobs
 
 
-def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:
-    """Return the field `logprobs` of a choice of /v1/chat/completions; `offsets` are character offsets of the tokens.
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken]) -> dict[str, Any]:
+    """Return the field `logprobs` of a choice of /v1/chat/completions.
 
     The concatenated bytes of the tokens are those of the text, although a token may be a part of a character.
     """
 
     def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
-        bytes_ = token_bytes(tokenizer, token, first)
-        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(bytes_)}
+        text, bytes_ = token_text(tokenizer, token, first), token_bytes(tokenizer, token, first)
+        return {"token": text, "logprob": logprob, "bytes": list(bytes_)}
 
     content = []
-    for token, offset in zip(tokens, offsets, strict=True):
-        others = [about(*other, offset == 0) for other in token.top]
-        content.append({**about(token.token, token.logprob, offset == 0), "top_logprobs": others})
+    for token in tokens:
+        others = [about(*other, token.begins_text) for other in token.top]
+        content.append({**about(token.token, token.logprob, token.begins_text), "top_logprobs": others})
     return {"content": content, "refusal": None}
 
 
@@ -64,20 +64,21 @@ _WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 """SentencePiece's character for the space before a word."""
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
-    """Return the UTF-8 bytes of a token, which may be a part of a character. `first`: the token begins the text, where
-    SentencePiece decodes no space before it.
-    """
+def token_text(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> str:
+    """Return the text of a token. `first`: the token begins a text, where SentencePiece decodes no space before it."""
     text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
     written = tokenizer.convert_ids_to_tokens(token)
-    if not isinstance(written, str):  # an embedding row without a token
-        return text.encode()
-    if "\N{REPLACEMENT CHARACTER}" in text:
+    spaced = not first and isinstance(written, str) and written.replace(_WORD_START, " ") == f" {text}"
+    return f" {text}" if spaced else text
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
+    """Return the UTF-8 bytes of a token, which may be a part of a character. `first` as in `token_text`."""
+    text, written = token_text(tokenizer, token, first), tokenizer.convert_ids_to_tokens(token)
+    if isinstance(written, str) and "\N{REPLACEMENT CHARACTER}" in text:
         if byte := _BYTE_TOKEN.fullmatch(written):
             return bytes([int(byte[1], 16)])
         values = [_BYTE_OF.get(character) for character in written]
         if None not in values:
             return bytes(value for value in values if value is not None)
-    if written.startswith(_WORD_START) and not text.startswith(" ") and not first:
-        return f" {text}".encode()
     return text.encode()

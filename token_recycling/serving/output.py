@@ -44,6 +44,8 @@ class ScoredToken:
     """None for the first token of a prompt, or if not requested."""
     top: list[tuple[int, float]] = field(default_factory=list)
     """Best first."""
+    begins_text: bool = False
+    """Whether no text precedes the token; SentencePiece then decodes no space before it."""
 
 
 @dataclass(frozen=True)
@@ -127,23 +129,24 @@ class Output:
         tokenizer: PreTrainedTokenizerBase,
         config: GenerationConfig,
         new_parser: Callable[[], Any] | None = None,
-        hidden: Sequence[int] | None = None,
         include_stop: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
-        """`new_parser` creates a parser of the output; `hidden`: end tokens that are not shown; `include_stop`: keep
-        the stop string at the end of the text.
+        """`new_parser` creates a parser of the output; `include_stop`: keep the stop string at the end of the text;
+        `before`: the last tokens of a text that the output continues.
         """
         self._limit = config.max_new_tokens
         self._tokenizer = tokenizer
         stops = config.stop_strings or ()
         self._trimmer, self._written = StopTrimmer(stops, include_stop), StopTrimmer(stops)
         """For the text that is shown, and for the raw text with special tokens; either can match a stop string."""
-        self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer)
+        self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer, before)
         if new_parser is not None:
-            self._reader = ParsedReader(tokenizer, self._trimmer, new_parser)
+            self._reader = ParsedReader(tokenizer, self._trimmer, new_parser, before)
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
-        self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
-        """Without special tokens, which the parser needs; plain text omits them anyway."""
+        self._hidden = self._eos.difference(tokenizer.all_special_ids if self._eos else ())
+        """End tokens that are not shown, without special tokens, which the parser needs; plain text omits them anyway.
+        """
         self._last: int | None = None
         self._prompt: str | None = None
         """The echoed prompt, until its scored tokens have been pushed."""
@@ -164,7 +167,8 @@ class Output:
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
-            self._written.push(self._reader.push(token, token.token not in self._hidden, delta))
+            scored = replace(token, begins_text=self._reader.text.at_start)
+            self._written.push(self._reader.push(scored, token.token not in self._hidden, delta))
         delta.pieces = merged(delta.pieces)
         return delta
 
@@ -200,10 +204,11 @@ class Output:
         assert isinstance(self._reader, PlainReader)
         assert self._prompt is not None
         prompt, self._prompt = self._prompt, None
-        text, offsets = IncrementalText(self._tokenizer), [0]
+        text, scored, offsets = IncrementalText(self._tokenizer), list[ScoredToken](), [0]
         for token in tokens:
+            scored.append(replace(token, begins_text=text.at_start))
             offsets.append(offsets[-1] + len(text.push([token.token])))
-        return Delta(merged(self._reader.begin(prompt)), tokens, offsets[:-1])
+        return Delta(merged(self._reader.begin(prompt)), scored, offsets[:-1])
 
 
 class StopTrimmer:
@@ -246,13 +251,13 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
-    """Return an incremental detokenizer that keeps special tokens."""
+def raw_text(tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = ()) -> IncrementalText:
+    """Return an incremental detokenizer that keeps special tokens; `before` as in `Output`."""
 
     def decode(tokens: list[int], **options: Any) -> str:
         return tokenizer.decode(tokens, **{**options, "skip_special_tokens": False})
 
-    return IncrementalText(SimpleNamespace(decode=decode))
+    return IncrementalText(SimpleNamespace(decode=decode), before)
 
 
 class PlainReader:
@@ -261,9 +266,9 @@ class PlainReader:
     calls, cut, reasoning_tokens = 0, False, 0
     """Plain text has no calls and no reasoning."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
-        self._text, self._trimmer = IncrementalText(tokenizer), trimmer
-        self._written = raw_text(tokenizer) if trimmer.stops else None
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer, before: Sequence[int] = ()) -> None:
+        self.text, self._trimmer = IncrementalText(tokenizer, before), trimmer
+        self._written = raw_text(tokenizer, before) if trimmer.stops else None
         self._unshown = deque[tuple[int, ScoredToken]]()
         """Tokens that are held back, each with its offset in the text."""
         self._generated_characters = self._shown_characters = 0
@@ -276,12 +281,12 @@ class PlainReader:
     def push(self, token: ScoredToken, shown: bool, delta: Delta) -> str:
         """Add a token; return its raw text for stop strings, with special tokens, since a stop string may be one."""
         self._unshown.append((self._generated_characters, token))
-        self._add(self._text.push([token.token] if shown else []), delta)
+        self._add(self.text.push([token.token] if shown else []), delta)
         return "" if self._written is None else self._written.push([token.token])
 
     def end(self, ended: bool, delta: Delta) -> None:
         """Add the held-back text and tokens. `ended`: the last token is an end of sequence, which is not shown."""
-        self._add(self._text.flush(), delta)
+        self._add(self.text.flush(), delta)
         rest = self._trimmer.flush()
         self._shown_characters += len(rest)
         delta.pieces.append(Piece("text", rest))
@@ -363,8 +368,14 @@ class CallReader:
 class ParsedReader:
     """Reads an output that a parser splits into content, reasoning and calls."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer, new_parser: Callable[[], Any]) -> None:
-        self._trimmer, self._text = trimmer, raw_text(tokenizer)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        trimmer: StopTrimmer,
+        new_parser: Callable[[], Any],
+        before: Sequence[int] = (),
+    ) -> None:
+        self._trimmer, self.text = trimmer, raw_text(tokenizer, before)
         self._special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or r"(?!)")
         self._new_parser, self._parser = new_parser, new_parser()
         self._reader = CallReader()
@@ -409,7 +420,7 @@ class ParsedReader:
         """
         delta.tokens.append(token)
         delta.offsets.append(self._characters)
-        text = self._text.push([token.token] if shown else [])
+        text = self.text.push([token.token] if shown else [])
         self._characters += len(text)
         self._unread += 1
         inside = self._inside
@@ -421,7 +432,7 @@ class ParsedReader:
 
     def end(self, ended: bool, delta: Delta) -> None:
         """Add the held-back pieces. `ended` has no effect: the parser recognizes the end of an output."""
-        delta.pieces += self.feed(self._text.flush(), last=True)
+        delta.pieces += self.feed(self.text.flush(), last=True)
         delta.pieces.append(Piece("text", self._trimmer.flush()))
 
     def feed(self, text: str, last: bool = False) -> list[Piece]:

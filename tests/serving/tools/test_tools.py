@@ -55,7 +55,7 @@ def test_special_tokens_except_delimiters_are_not_shown(tokenizer):
     template, tokenizer = tokenizer.response_template, tiny.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>", "</think>"]})
     parser = partial(tokenizer.get_response_parser, template, prefix="")
-    output = Output(tokenizer, GenerationConfig(), parser, hidden=tokenizer.all_special_ids)
+    output = Output(tokenizer, GenerationConfig(eos_token_id=tokenizer.all_special_ids), parser)
     written = tokenizer("<think>we<mark>ll</think>do<mark>ne<mark>")["input_ids"]
     shown = whole([output.push([ScoredToken(token)]) for token in written] + [output.end()])
     assert (shown.of("reasoning"), shown.of("text")) == ("well", "done")

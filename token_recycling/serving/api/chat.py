@@ -57,7 +57,7 @@ class ChatReply(ChoicesReply):
         return {"index": index, "message": message, **self._about_end(output)}
 
     def _about_end(self, delta: Delta) -> dict[str, Any]:
-        scores = chat_logprobs(self._tokenizer, delta.tokens, delta.offsets) if self._logprobs else None
+        scores = chat_logprobs(self._tokenizer, delta.tokens) if self._logprobs else None
         return {"finish_reason": delta.finish_reason, "logprobs": scores}
 
 
@@ -84,7 +84,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
         job,
         body,
         ids,
-        partial(output_of, loaded.tokenizer, body, new_parser=parser),
+        partial(output_of, loaded.tokenizer, body, ids if body.continue_final_message else None, new_parser=parser),
         field="messages",
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

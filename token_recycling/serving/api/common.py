@@ -37,6 +37,8 @@ _SEND_TIMEOUT = 30.0
 """Seconds after which a stream ends if its client reads nothing."""
 _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 """Escaped in events, since some clients treat these characters as line ends."""
+_CONTEXT = 8
+"""Number of prompt tokens on which the text of the first output token may depend."""
 _LONGEST = 1024
 """Maximum output tokens if neither the request nor the model's context sets a limit."""
 
@@ -236,12 +238,16 @@ class Parts:
 def output_of(
     tokenizer: PreTrainedTokenizerBase,
     body: Request,
+    continued: torch.Tensor | None,
     config: GenerationConfig,
     new_parser: Callable[[], Any] | None = None,
 ) -> Output:
-    """Return the reader of an output with the options of a body; `new_parser` creates the parser of its parts."""
+    """Return the reader of an output with the options of a body. `continued`: the prompt (1, length) if the output
+    continues its text; `new_parser` creates the parser of the output's parts.
+    """
+    before = [] if continued is None else continued[0, -_CONTEXT:].tolist()
     include_stop = bool(body.include_stop_str_in_output)
-    return Output(tokenizer, config, new_parser, hidden=body.stop_token_ids, include_stop=include_stop)
+    return Output(tokenizer, config, new_parser, include_stop, before)
 
 
 async def generation_of(

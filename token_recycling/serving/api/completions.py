@@ -122,7 +122,7 @@ async def prepare(engine: Engine, body: CompletionRequest, job: Job) -> Completi
                 job,
                 body,
                 ids,
-                partial(_new_output, engine.loaded.tokenizer, body, prompt),
+                partial(_new_output, engine.loaded.tokenizer, body, prompt, ids),
                 field="prompt",
                 n=body.n,
                 default_tokens=_DEFAULT_TOKENS,
@@ -134,9 +134,13 @@ async def prepare(engine: Engine, body: CompletionRequest, job: Job) -> Completi
 
 
 def _new_output(
-    tokenizer: PreTrainedTokenizerBase, body: CompletionRequest, prompt: str | list[int], config: GenerationConfig
+    tokenizer: PreTrainedTokenizerBase,
+    body: CompletionRequest,
+    prompt: str | list[int],
+    ids: torch.Tensor,
+    config: GenerationConfig,
 ) -> Output:
-    output = output_of(tokenizer, body, config)
+    output = output_of(tokenizer, body, ids, config)
     if body.echo:
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
         output.begin_with(text, scored=body.logprobs is not None)

@@ -47,6 +47,7 @@ from ..conversation import Message
 from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
+from ..logprobs import token_text
 from ..output import Delta, whole
 from ..protocol import ChatRequest, NonemptyText, Request, TokenLimit
 from .chat import prompt_of
@@ -79,10 +80,12 @@ async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
     """Return the generation that a request asks for; raise ApiError."""
     tokenizer = engine.loaded.tokenizer
     if body.messages is not None:
-        field, (ids, _) = "messages", await prompt_of(engine, ChatRequest.model_validate({"messages": body.messages}))
+        field, continued = "messages", None
+        ids, _ = await prompt_of(engine, ChatRequest.model_validate({"messages": body.messages}))
     else:
         field, ids = "prompt", (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
-    return await generation_of(engine, job, body, ids, partial(output_of, tokenizer, body), field=field)
+        continued = ids
+    return await generation_of(engine, job, body, ids, partial(output_of, tokenizer, body, continued), field=field)
 
 
 async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGenerator[bytes]:
@@ -94,7 +97,7 @@ async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGe
         report = partial(_reported, unreported)
         async with contextlib.aclosing(engine.steps(job, generation, report, unreported.extend)) as steps:
             async for step in steps:
-                step["draft"]["texts"] = [tokenizer.decode([token]) for token in step["draft"]["tokens"]]
+                step["draft"]["texts"] = [token_text(tokenizer, token) for token in step["draft"]["tokens"]]
                 yield written("step", {"index": index, **step})
                 index += 1
         rest = whole(unreported)
