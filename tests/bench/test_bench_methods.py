@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from token_recycling.bench.methods import Call, Drafted, Oracle, ReplaySelector, parse
 from token_recycling.bench.prompts import BenchmarkConfig
-from token_recycling.loop.request import TokenSequence
+from token_recycling.loop.request import NO_HINTS, TokenSequence
 from token_recycling.model.info import UnsupportedModelError
 
 
@@ -75,25 +75,32 @@ def test_call_that_falls_back_to_generate_is_refused(model):
         parse("plain").decode(model, Call({**arguments, "use_cache": False}))
 
 
-def replay(method, model, prompt, text):
+def replay(method, model, prompt, text, hints=NO_HINTS):
     """Return the outcome of a method that replays a given text."""
     arguments = BenchmarkConfig(model, None, len(text)).arguments([torch.tensor(prompt)], len(text))
-    return method.decode(model, Call(arguments, torch.tensor(text)))
+    return method.decode(model, Call(arguments, torch.tensor(text), hints))
 
 
 def test_replay_follows_the_text_instead_of_the_model(counting):
-    """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
-    11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
+    """Chains of 4 that count, after a first step without a draft. After 1 the text counts to 5 (4 accepted) and jumps
+    to 9, then counts to 11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
     """
     method, text = Drafted("recycling"), [1, 2, 3, 4, 5, 9, 10, 11, 3]
     method.drafter = learned(counting, "chain:4")
     found = replay(method, counting, [14, 15, 0], text)
-    assert found.lengths == [5, 1, 3]
+    assert found.lengths == [1, 5, 3]
     assert found.tokens == [text]
     assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
-    # Drafts are cut at the end of the text: of 4 + 3 + 2 nodes 4 + 0 + 2 were accepted.
-    assert (found.stats.drafted, found.stats.discarded) == (9, 3)
+    # Drafts are cut at the end of the text: all of 4 + 2 nodes were accepted.
+    assert (found.stats.drafted, found.stats.discarded) == (6, 0)
     assert found.stats.accepted == {(1, 0): 2, (2, 0): 2, (3, 0): 1, (4, 0): 1}
+
+
+def test_replayed_conversation_reads_earlier_turns_once(counting):
+    method = Drafted("recycling")
+    hints = method.hints(counting, None, turns=2)
+    assert replay(method, counting, [4, 9], [1, 8, 5], hints).stats.cached_tokens == 0
+    assert replay(method, counting, [4, 9, 1, 8, 5, 2, 7], [3, 6], hints).stats.cached_tokens == 4
 
 
 def test_replay_selects_tokens_node_by_node(counting):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -350,8 +350,8 @@ class ReplaySelector(TokenSelector):
 def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
     """Decode the reference of a call after its prompt; raises UnsupportedModelError like `accelerate`.
 
-    Drafting, verification and learning run as usual; only the token selected at each node of the accepted path is the
-    reference's next token.
+    Drafting, verification and learning run as usual, as for a streamed call with the call's prefixes; only the token
+    selected at each node of the accepted path is the reference's next token.
     """
     assert call.reference is not None
     (prompt,), reference = call.prompts, call.reference
@@ -361,8 +361,9 @@ def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
         prompt.to(target.device), StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(reference))])
     )
     processors = LogitsProcessorList(call.arguments.get("logits_processor") or [])
-    selector, hints = ReplaySelector(sequence, reference, processors), Hints(prediction=call.hints.prediction)
-    request = Request(target, sequence, selector, drafter, stats, hints=hints)
+    selector = ReplaySelector(sequence, reference, processors)
+    hints = replace(call.hints, prefixes=None) if drafter.traits.isolates_requests else call.hints
+    request = Request(target, sequence, selector, drafter, stats, hints=hints, streamed=True)
     for (step,) in decode([request], target.new_cache()):
         lengths.append(len(step.tokens))
     seconds, processor = watch.read()
