@@ -166,6 +166,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     ],
     "#/unevaluatedProperties": [
         {"anyOf": [{"properties": {"a": {}}}], "oneOf": [{}], "unevaluatedProperties": False},
+        {"anyOf": [{"properties": {name: {}}} for name in "abcde"], "unevaluatedProperties": False},
         {"allOf": [{"additionalProperties": {}}], "unevaluatedProperties": False},
         {"allOf": [{"unevaluatedProperties": {}}], "unevaluatedProperties": False},
     ],
@@ -262,6 +263,7 @@ def test_strict_schema_admits_only_valid_outputs(schema):
 
 CARD = {"type": "object", "properties": {"card": {"type": "integer"}}}
 TAGGED = [{"properties": {"tag": {"const": tag}, tag: {"type": "integer"}}} for tag in "xy"]
+OPEN = [{"properties": {name: {"type": "integer"}}, "required": [name]} for name in "abcde"]
 ADMITTED: list[tuple[dict[str, Any], Any]] = [
     # Names in dependencies and constants are not excluded by closing the object.
     ({**CARD, "dependentRequired": {"card": ["owner"]}, "required": ["card"]}, {"card": 1, "owner": None}),
@@ -276,6 +278,9 @@ ADMITTED: list[tuple[dict[str, Any], Any]] = [
     ({"type": "object", "allOf": [{"$ref": "#/$defs/z"}], "properties": {"a": {}}, "$defs": {"z": {
         "properties": {"z": {}}}}}, {"z": 1, "a": 2}),
     ({"$defs": {"z": {"properties": {"z": {}}}}, "properties": {"a": {}}, "$ref": "#/$defs/z"}, {"a": 1, "z": 2}),
+    # Properties that several branches evaluate.
+    *(({"type": "object", "anyOf": OPEN[:3], "unevaluatedProperties": False}, dict.fromkeys(names, 1))
+      for names in ("a", "ab", "bc", "abc")),
     # Branches that differ because of a keyword next to oneOf.
     ({"type": "object", "required": ["tag"], "oneOf": TAGGED}, {"tag": "y", "y": 1}),
 ]  # fmt: skip

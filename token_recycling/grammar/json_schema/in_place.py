@@ -98,8 +98,8 @@ def _apart(node: Node, options: Sequence[Any], complements: Sequence[Schema | No
 def _branches(node: Node, keyword: str, options: Sequence[Any]) -> list[Schema]:
     closed = node.closed and node.is_only(keyword)
     branches = [node.child(option, keyword, number, closed=closed) for number, option in enumerate(options)]
-    within = node.within_branches or [True] * len(branches)
-    return [both(parts) for parts in zip(branches, within, strict=True)]
+    within = node.within_branches or {(number,): True for number in range(len(branches))}
+    return [both([*(branches[number] for number in chosen), schema]) for chosen, schema in within.items()]
 
 
 # Conditions

@@ -17,6 +17,8 @@ from .walk import Node
 
 _MAX_CHOICES = 50
 """Maximum number of choices of properties that express `minProperties` or `maxProperties`."""
+_MAX_TOGETHER = 4
+"""Maximum branches of `anyOf` next to `unevaluatedProperties`: each choice of branches is an alternative."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Maximum names and patterns of one object: time grows with the square of their number."""
 _OF_NAMES = {"type", "pattern", "format", "enum", "const", "minLength", "maxLength"}
@@ -97,16 +99,23 @@ def _unevaluated_properties(node: Node) -> None:
         why = "is supported only with $ref, allOf, and one anyOf or oneOf, of schemas that list properties"
         node.note("unevaluatedProperties", why)
         return
-    rest = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
-    names = [sorted(listed or ()) for listed in evaluated]
-    if compositions:
-        node.within_branches = [
-            {"properties": dict.fromkeys(listed, True), "additionalProperties": rest} for listed in names
-        ]
+    # A value may be valid under several branches of anyOf, and all of them evaluate properties.
+    together = 1 if compositions == ["oneOf"] or node.exclusive(branches) else len(branches)
+    if together > _MAX_TOGETHER:
+        why = f"{_MAX_TOGETHER} branches, unless no value is valid under two of them"
+        node.note("unevaluatedProperties", f"is supported next to anyOf only with at most {why}")
         return
-    own["additionalProperties"] = rest
-    for name in names[0]:
-        own.setdefault("properties", {}).setdefault(name, True)
+    rest = node.child(schema["unevaluatedProperties"], "unevaluatedProperties")
+    names = [listed or set() for listed in evaluated]
+    if not compositions:
+        own["additionalProperties"] = rest
+        for name in sorted(names[0]):
+            own.setdefault("properties", {}).setdefault(name, True)
+        return
+    for size in range(1, together + 1):
+        for chosen in itertools.combinations(range(len(branches)), size):
+            listed = dict.fromkeys(sorted(set[str]().union(*(names[number] for number in chosen))), True)
+            node.within_branches[chosen] = {"properties": listed, "additionalProperties": rest}
 
 
 # Names

@@ -109,8 +109,10 @@ class Node:
         """The possible types of its values."""
         self.in_place = [name for name in IN_PLACE if name in schema]
         """Its keywords with schemas for the same value."""
-        self.within_branches: list[Schema] = []
-        """Additional schemas for the values of each branch of its `anyOf` or `oneOf`; may be empty."""
+        self.within_branches: dict[tuple[int, ...], Schema] = {}
+        """Additional schemas for values that are valid under some branches of its `anyOf` or `oneOf`, by the indices of
+        these; empty if values may be valid under any branch.
+        """
         for keyword in SINCE:
             if keyword in schema and not walk.references.knows(keyword):
                 self.note(keyword, f"is not a keyword of draft {walk.references.draft}, which $schema names")
