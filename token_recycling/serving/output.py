@@ -13,6 +13,7 @@ Cost per token: detokenizing the last few tokens, independent of the output leng
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import uuid
@@ -323,6 +324,8 @@ def _parsed_call(value: Any) -> tuple[str, str]:
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
 _MAX_HEAD = 4096
 """Maximum characters before the arguments of a streamed call; a call with a longer head is sent when complete."""
+_HIDDEN = "\0"
+"""Replaces `<`; JSON cannot contain it."""
 
 
 class CallReader:
@@ -334,7 +337,20 @@ class CallReader:
         self.complete = False
         """Whether the arguments are complete; any further text is ignored."""
         self._head, self._depth = "", 0
-        self._quoted = self._escaped = False
+        self._quoted = self._escaped = self._malformed = False
+
+    def hidden(self, text: str) -> str:
+        """Return the text after the pushed one, with `<` hidden in strings of the arguments: they may contain the end
+        delimiter of the call. A line end in a string is no JSON; after it, nothing is hidden.
+        """
+        if self.name is None or "<" not in text:
+            return text
+        ahead, characters = copy.copy(self), [*text]
+        for position, character in enumerate(text):
+            if character == "<" and ahead._quoted and not ahead._malformed:
+                characters[position] = _HIDDEN
+            ahead._read(character)
+        return "".join(characters)
 
     def push(self, piece: str) -> str:
         """Return the part of the arguments in this piece of text."""
@@ -349,20 +365,27 @@ class CallReader:
         if self.complete:
             return ""
         for position, character in enumerate(piece):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._quoted, self._escaped = character != '"', character == "\\"
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self.complete = True
-                    return piece[: position + 1]
+            self._read(character)
+            if self.complete:
+                return piece[: position + 1]
         return piece
+
+    def _read(self, character: str) -> None:
+        """Follow the arguments by one character."""
+        if self.complete:
+            return
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted:
+            self._quoted, self._escaped = character != '"', character == "\\"
+            self._malformed |= character == "\n"
+        elif character == '"':
+            self._quoted = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self.complete = not self._depth
 
 
 class ParsedReader:
@@ -439,7 +462,7 @@ class ParsedReader:
         """Add a piece of text; return the new pieces. A call that the parser cannot read becomes text."""
         self._last = last
         try:
-            events = self._parser.feed(text)
+            events = self._parser.feed(self._reader.hidden(text))
             if last:
                 events += self._parser.finalize()[1]
         except (ValueError, KeyError, TypeError):
@@ -481,7 +504,7 @@ class ParsedReader:
 
     def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
         """Add a part of a call; return the pieces that can be sent now."""
-        text, reader = event.get("text", ""), self._reader
+        text, reader = event.get("text", "").replace(_HIDDEN, "<"), self._reader
         self._call.append(text)
         begun = reader.name is not None
         arguments = reader.push(text)

@@ -23,6 +23,13 @@ THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
 CALL = ("look", {"at": 1})
 CLAUDES = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 NO_CALLS = ("{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}')
+
+
+def _call(at):
+    """Return a call of `look` whose argument may contain delimiters."""
+    return f"{OPEN}{json.dumps({'name': 'look', 'arguments': {'at': at}})}{CLOSE}"
+
+
 READ = [
     # Output, then its text, reasoning, calls and finish reason.
     (SAID, "Let me see.", None, [CALL], "tool_calls"),
@@ -35,6 +42,10 @@ READ = [
     (f"{SAID[11:]}\n", None, None, [CALL], "tool_calls"),  # vllm-project/vllm#28331
     (f"{SAID}\n \nSo.\n", "Let me see.\n \nSo.\n", None, [CALL], "tool_calls"),
     (f"{SAID}{OPEN}[]{CLOSE}\n", "Let me see.[]\n", None, [CALL], "tool_calls"),
+    *(
+        (f"{_call(at)}So.{SAID}", "So.Let me see.", None, [("look", {"at": at}), CALL], "tool_calls")
+        for at in (CLOSE, f'<"{CLOSE}{SAID}\\', f"<{{a\\n{CLOSE}", {CLOSE: [f"\\{OPEN}", CLOSE]})
+    ),
     *((f"Well.{OPEN}{one}{CLOSE}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
     *((f"Well.{OPEN}{one}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
 ]
