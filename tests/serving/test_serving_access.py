@@ -55,7 +55,8 @@ def test_each_key_opens_only_its_own_paths(model):
         wanted = {"/v1/models": "secret-a", "/metrics": "secret-metrics", "/v1/token_recycling/about": "secret-a"}
         for path, right in wanted.items():
             for key in ("secret-a", "secret-metrics", "secret-b", "a"):
-                for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                of_a_proxy = {"authorization": "Basic cHJveHk=", "x-api-key": key}
+                for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, of_a_proxy):
                     assert (status(server, path, host="evil.example", **header) == 200) == (key == right)
         assert status(server, host="evil.example") == 200
 
