@@ -73,6 +73,17 @@ def test_shared_prefix_of_a_batch_is_read_once(window, tails, name, tmp_path):
     assert torch.equal(ours, model.generate(**arguments))
 
 
+def test_draft_model_reads_a_shared_prefix_of_a_batch_once():
+    model = tiny.llama()
+    draft, ids = tiny.related(model), tiny.prompt(0, 70).repeat(3, 1)
+    read, hook = noted(draft, lambda given: given["input_ids"].numel())
+    drafter = tr.make_drafter("draft_model", model=draft, nodes=8)
+    ours = tr.generate(model, ids, drafter=drafter, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    hook.remove()
+    assert [rows for rows in read if rows > 20] == [69]
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0))
+
+
 class Recording(StoppingCriteria):
     """A stopping criterion that records the ids it receives."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.drafters import example
 from support.noting import noted, own
 from support.speaking import ascii_llama, chat_tokenizer
 from transformers import DynamicCache, StoppingCriteriaList
@@ -15,6 +16,7 @@ from transformers.models.llama import modeling_llama
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.core
 
@@ -60,6 +62,32 @@ def test_every_answer_equals_that_of_a_cold_cache(chat):
     assert cached[1] > 10
     assert sorted(cached) == cached
     assert chat.acceleration.fallback is None
+
+
+@pytest.mark.parametrize("name", ["draft_model", "assistant", "layer_skip", "specdec_pp", "fuse"])
+def test_draft_model_reads_only_the_new_tokens_of_a_turn(name, tmp_path, monkeypatch):
+    model = ascii_llama()
+    drafter: Any = make_drafter("fuse", parts=["suffix", make_drafter("draft_model", model=model, nodes=4)], nodes=8)
+    if name != "fuse":
+        drafter = example(name, model, tmp_path)
+        drafter.nodes = 8
+    chat, asked, rows = Conversation(model, chat_tokenizer(), drafter, **GREEDY), 0, list[int]()
+    for function in (Target.read, Target.forward):
+
+        def noting(target, given, *more, function=function, **named):
+            if target is not chat.acceleration.target:
+                rows.append((given if isinstance(given, torch.Tensor) else given.tokens).numel())
+            return function(target, given, *more, **named)
+
+        monkeypatch.setattr(Target, function.__name__, noting)
+    for said in SAID:
+        wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])
+        rows.clear()
+        chat.say(said)
+        assert chat.last is not None
+        assert chat.last.tokens == wanted
+        asked, before = chat.last.arguments["input_ids"].shape[1], asked
+        assert 0 < max(rows) <= asked - before + 1
 
 
 def test_turn_reuses_the_longest_common_prefix(chat):

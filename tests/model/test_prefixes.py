@@ -94,6 +94,22 @@ def test_keys_are_isolated(target):
     assert kept.of("").take(of(1, 2, 3, 4))[1] == 0
 
 
+def test_models_are_isolated_and_share_key_and_limit(target):
+    kept, draft = PrefixCache(target, 10**8), ready(tiny.llama(1, num_hidden_layers=1))
+    kept.of("a").keep(of(1, 2, 3, 4), read(target, of(1, 2, 3)))
+    assert kept.of("a").of(draft).take(of(1, 2, 3, 4))[1] == 0
+    before = kept.nbytes
+    kept.of("a").of(draft).keep(of(1, 2, 5, 4), read(draft, of(1, 2, 5)))
+    assert kept.nbytes == before + before // 2 == bytes_of(kept)
+    cache, n = kept.of("a").of(draft).take(of(1, 2, 3, 4))
+    assert n == 2
+    check_logits(draft, of(1, 2, 3, 4), cache)
+    assert kept.of("a").take(of(1, 2, 3, 4))[1] == 3
+    kept.forget("a")
+    assert kept.nbytes == 0
+    assert kept.of("a").of(draft).take(of(1, 2, 3, 4))[1] == 0
+
+
 def test_least_recently_used_prefix_is_evicted(target):
     texts = [torch.arange(10) + 20 * place for place in range(3)]
     kept = PrefixCache(target, 10**8)

@@ -20,6 +20,7 @@ from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
     from ..grammar.statistics import GrammarStatistics
+    from ..model.prefixes import Prefixes
 
 PREDICTED = "predicted_tokens"
 """Key of `statistics`: output tokens that matched the predicted output."""
@@ -40,6 +41,8 @@ class DrafterTraits:
     """Number of most probable tokens after every node that it reads with `step.top(k)`; 0 for none."""
     predictions: bool = False
     """Whether it drafts from predicted output, if the caller provides any (`SequenceDrafter.predict`)."""
+    prefixes: bool = False
+    """Whether it runs a model over the sequence, which a prefix cache can shorten (`SequenceDrafter.use_prefixes`)."""
     within_grammars: bool = False
     """Whether it drafts within the grammar state `Context.state`; other drafts are cut and completed by the loop."""
     grammar_statistics: GrammarStatistics | None = None
@@ -84,6 +87,13 @@ class SequenceDrafter:
         """Use predicted output after the prompt, tokens (n,), as a source of drafts; the target never reads them.
 
         Called at most once, before the first `draft`, and only if `traits.predictions` is true.
+        """
+
+    def use_prefixes(self, prefixes: Prefixes) -> None:
+        """Start from the keys and values that are cached of the prompt's beginning, and cache those of the prompt: for a
+        drafter's `model` they are in `prefixes.of(model)`.
+
+        Called at most once, before the first `draft`, and only if `traits.prefixes` is true.
         """
 
     def read_prompt(self, states: torch.Tensor) -> None:

@@ -319,6 +319,10 @@ def run_call(
         cache, cached = take_over(call.cache, call.paddings, call.target.config)
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.isolates_requests:
         hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
+    if len(cached) > 1 and drafter.traits.prefixes:  # a draft model reads a prefix of several sequences once
+        from ..model.prefixes import PrefixCache, default_budget
+
+        hints = replace(hints, prefixes=PrefixCache(call.target, default_budget(call.target)).of(""))
     requests = requests_of(call, drafter, stats, cached, hints, generator)
     sequences = [request.sequence for request in requests]
     stopping = None

@@ -380,6 +380,8 @@ class Request:
             drafter = self.drafter.start(prompt, self.target)
             if self.hints.prediction is not None:
                 drafter.predict(self.hints.prediction)
+            if self.hints.prefixes is not None and self.traits.prefixes:
+                drafter.use_prefixes(self.hints.prefixes)
             self.pace = Pace(drafter, self.traits.nodes)
         return self.pace
 

@@ -1,10 +1,10 @@
 """Prefix cache: keys and values of recent sequences; sequences that start alike are read from where they differ.
 
-A radix tree of tokens (SGLang's RadixAttention, 2312.07104) per API key. Every segment holds the slots of its own
-tokens, so a prefix that many sequences share is stored once. Segments never change: a sequence is decoded in its own
-cache, which starts with a copy of them, and a copy of its slots is added to the tree. transformers' own caches do not
-fit: a copied `DynamicCache` belongs to a whole batch, stores a prefix once per sequence and cannot be found by tokens;
-its paged cache takes no tree mask.
+A radix tree of tokens (SGLang's RadixAttention, 2312.07104) per API key and model: draft models read sequences too.
+Every segment holds the slots of its own tokens, so a prefix that many sequences share is stored once. Segments never
+change: a sequence is decoded in its own cache, which starts with a copy of them, and a copy of its slots is added to
+the tree. transformers' own caches do not fit: a copied `DynamicCache` belongs to a whole batch, stores a prefix once
+per sequence and cannot be found by tokens; its paged cache takes no tree mask.
 
 Recurrent states cannot be cut. For models that have them, the state at the end of every stored sequence is kept, and a
 new sequence is read from the last such point on its path.
@@ -16,7 +16,7 @@ recently used segment, without a search.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -60,38 +60,43 @@ class PrefixCache:
     """Slots of recent sequences, up to a number of bytes; thread-safe."""
 
     def __init__(self, target: Target, limit: int) -> None:
-        """`limit`: bytes for all API keys; 0 caches nothing."""
+        """`target`: the model whose slots are stored by default; `limit`: bytes for all API keys and models; 0 caches
+        nothing.
+        """
         self.target, self.limit = target, limit
         self.nbytes = 0
         """Bytes in use."""
-        self._roots: dict[str, _Segment] = {}
+        self._roots: dict[tuple[str, Target], _Segment] = {}
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
         """All segments, least recently used first, and each before the one above it: the first is a leaf."""
         self._lock = Lock()
 
     def of(self, key: str) -> Prefixes:
-        """Return the part of the cache that belongs to one API key."""
-        return Prefixes(self, key)
+        """Return the part of the cache that belongs to one API key and the target."""
+        return Prefixes(self, key, self.target)
 
     @outside_inference_mode
-    def take(self, ids: torch.Tensor, key: str) -> tuple[TreeCache, int]:
+    def take(self, ids: torch.Tensor, key: str, model: Target | None = None) -> tuple[TreeCache, int]:
         """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
+        model = model or self.target
         with self._lock:
-            path, n = self._cached_prefix(ids, key)
-            if not n:
-                return self._new_cache(), 0
-            self._use(path)
-            return self._copied(path, n), n
+            path, n = self._cached_prefix(ids, key, model)
+            cache = model.new_cache()
+            cache.keep_all()  # also slots outside windows: any prefix may be requested again
+            if n:
+                self._use(path)
+                _fill(cache, path, n)
+            return cache, n
 
-    def cached_tokens(self, ids: torch.Tensor, key: str) -> int:
+    def cached_tokens(self, ids: torch.Tensor, key: str, model: Target | None = None) -> int:
         """Return how many tokens `take` would return now."""
         with self._lock:
-            return self._cached_prefix(ids, key)[1]
+            return self._cached_prefix(ids, key, model or self.target)[1]
 
-    def _cached_prefix(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
+    def _cached_prefix(self, ids: torch.Tensor, key: str, model: Target) -> tuple[list[_Segment], int]:
         """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
-        support, threshold = self.target.info, self.target.info.length_threshold
-        path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
+        support, threshold = model.info, model.info.length_threshold
+        path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get((key, model)))
         if support.recurrent:
             while path and (path[-1].end is None or n < sum(len(segment.tokens) for segment in path)):
                 path, n = path[:-1], sum(len(segment.tokens) for segment in path[:-1])
@@ -100,11 +105,12 @@ class PrefixCache:
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
     @outside_inference_mode
-    def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
+    def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0, model: Target | None = None) -> None:
         """Store the slots of all tokens of `ids` (length,) from row `row` of a cache. The least recently used segments
         are evicted; a sequence larger than the limit is not stored.
         """
-        threshold, tokens = self.target.info.length_threshold, ids.cpu().numpy().copy()
+        model, tokens = model or self.target, ids.cpu().numpy().copy()
+        threshold = model.info.length_threshold
         if (
             not self.limit
             or not len(tokens)
@@ -114,7 +120,8 @@ class PrefixCache:
         if any(cache.starts):  # slots outside a window are gone
             return
         with self._lock:
-            path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
+            root = self._roots.setdefault((key, model), _Segment(tokens[:0]))
+            path, n = self._match(tokens, root)
             if n < sum(len(segment.tokens) for segment in path):
                 path[-1] = self._split(path[-1], n - sum(len(segment.tokens) for segment in path[:-1]))
             self._use(path)
@@ -123,7 +130,7 @@ class PrefixCache:
             needed = (len(tokens) - n) * _bytes(cache.slice(row, 0, 1)) + bytes_of_states(end or ())
             if not self._make_room(needed, path):
                 return
-            last = path[-1] if path else self._roots[key]
+            last = path[-1] if path else root
             if n < len(tokens):
                 added = _Segment(tokens[n:], _cloned(cache.slice(row, n, len(tokens))), last)
                 last.below[int(tokens[n])] = last = added
@@ -137,7 +144,7 @@ class PrefixCache:
     def forget(self, key: str) -> None:
         """Drop the part of an API key."""
         with self._lock:
-            segments = [root] if (root := self._roots.pop(key, None)) is not None else []
+            segments = [self._roots.pop(part) for part in [*self._roots] if part[0] == key]
             while segments:
                 segment = segments.pop()
                 segments += segment.below.values()
@@ -195,24 +202,18 @@ class PrefixCache:
             self.nbytes -= oldest.nbytes
         return True
 
-    def _new_cache(self) -> TreeCache:
-        """Return an empty cache, which also keeps slots outside windows: any prefix may be requested again."""
-        cache = self.target.new_cache()
-        cache.keep_all()
-        return cache
 
-    def _copied(self, path: list[_Segment], n: int) -> TreeCache:
-        """Return a cache with the first n slots of these segments."""
-        cache, at = self._new_cache(), 0
-        cache.expect(n)
-        for segment in path:
-            more = min(len(segment.tokens), n - at)
-            cache.append([[states[..., :more, :] for states in layer] for layer in segment.slots])
-            at += more
-        if cache.states is not None and path[-1].end is not None:
-            cache.states.take(path[-1].end)
-            cache.states.counter.length = n
-        return cache
+def _fill(cache: TreeCache, path: list[_Segment], n: int) -> None:
+    """Copy the first n slots of these segments into an empty cache."""
+    at = 0
+    cache.expect(n)
+    for segment in path:
+        more = min(len(segment.tokens), n - at)
+        cache.append([[states[..., :more, :] for states in layer] for layer in segment.slots])
+        at += more
+    if cache.states is not None and path[-1].end is not None:
+        cache.states.take(path[-1].end)
+        cache.states.counter.length = n
 
 
 def _bytes(slots: Slots) -> int:
@@ -225,20 +226,25 @@ def _cloned(slots: Slots, first: int = 0, last: int | None = None) -> Slots:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The part of a `PrefixCache` that belongs to one API key."""
+    """The part of a `PrefixCache` that belongs to one API key and one model."""
 
     cache: PrefixCache
-    key: str = ""
+    key: str
+    model: Target
+
+    def of(self, model: Target) -> Prefixes:
+        """Return the part of another model, such as a draft model, for the same API key."""
+        return replace(self, model=model)
 
     def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
         """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
-        return self.cache.take(ids, self.key)
+        return self.cache.take(ids, self.key, self.model)
 
     def cached_tokens(self, ids: torch.Tensor) -> int:
         """Return how many tokens `take` would return now."""
-        return self.cache.cached_tokens(ids, self.key)
+        return self.cache.cached_tokens(ids, self.key, self.model)
 
     def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
         """Store the slots of a sequence (length,), except its last token, if the cache holds them all."""
         if cache.length >= len(ids) - 1:
-            self.cache.keep(ids[:-1], cache, self.key, row)
+            self.cache.keep(ids[:-1], cache, self.key, row, self.model)

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
+from ...model.prefixes import Prefixes
 from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from .._base import DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
@@ -60,7 +61,7 @@ class ModelDrafter(NeuralDrafter[Target]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(samples=self.sampled)
+        return DrafterTraits(samples=self.sampled, prefixes=True)
 
     def start(self, prompt: torch.Tensor, target: Target) -> ModelSequence:
         return ModelSequence(self, prompt, target)
@@ -93,6 +94,9 @@ class ModelSequence(SequenceDrafter):
         self._graph: Graph | None = None
         self._drafted, self._refused = False, False
         """Whether the draft model has ever been run, and whether its first pass of a step did not pay."""
+
+    def use_prefixes(self, prefixes: Prefixes) -> None:
+        self.reader.prefixes = prefixes.of(self.reader.model)
 
     def draft(self, context: Context) -> Draft:
         reader, rules, drafter, budget = self.reader, self._rules, self.drafter, context.budget

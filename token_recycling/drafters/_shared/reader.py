@@ -1,7 +1,8 @@
 """A causal model that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
 Its own KV cache keeps the sequence and accepted nodes. Only uncached tokens are read: those that were not drafted, or
-not on their own path. Cost per layer: one forward pass over its nodes.
+not on their own path. With a prefix cache, the first draft starts from the cached beginning of the prompt. Cost per
+layer: one forward pass over its nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ...model.prefill import prefill
+from ...model.prefixes import Prefixes
 from ...model.target import PassInputs, Target
 from ...trees.draft import Draft
 
@@ -27,6 +29,8 @@ class Reader:
         self.states: torch.Tensor | None = None
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
         self._wants_states = states
+        self.prefixes: Prefixes | None = None
+        """Cache of the keys and values of prompts; None if the whole prompt is read."""
         self.cached = 0
         """Tokens of the sequence in the cache."""
         self._cache = model.new_cache()
@@ -59,6 +63,9 @@ class Reader:
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
         """Return logits (1, vocabulary) after `sequence` (length,), which continues or equals the previous one."""
         sequence = self._own(sequence)
+        prefixes, self.prefixes = self.prefixes, None
+        if prefixes is not None:
+            self._cache, self.cached = prefixes.take(sequence)
         if self._nodes > 1:
             self.keep([])
         if self.cached == len(sequence):  # the same sequence again
@@ -70,6 +77,8 @@ class Reader:
         logits = self._forward(self.model.inputs.of([Draft.chain(new)], [self.cached], self.cached))
         self.cached = len(sequence)
         self._forget()
+        if prefixes is not None:
+            prefixes.keep(sequence, self._cache)
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 
 from ..._util.locks import Lock
 from ..._util.options import name_and_options, split_outside
+from ...model.prefixes import Prefixes
 from ...model.target import Target
 from ...trees.draft import Budget, Context, Draft, Step
 from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
@@ -68,6 +69,7 @@ class Fuse(Drafter):
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
             predictions=any(part.predictions for part in parts),
+            prefixes=any(part.prefixes for part in parts),
             grammar_statistics=next((part.grammar_statistics for part in parts if part.grammar_statistics), None),
             nodes=self.nodes,
             assumed_nodes=max(part.assumed_nodes for part in parts),
@@ -132,6 +134,11 @@ class FuseSequence(SequenceDrafter):
         for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
             if drafter.traits.predictions:
                 part.predict(tokens)
+
+    def use_prefixes(self, prefixes: Prefixes) -> None:
+        for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
+            if drafter.traits.prefixes:
+                part.use_prefixes(prefixes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         for number, part in enumerate(self._parts):

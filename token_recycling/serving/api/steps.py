@@ -41,6 +41,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
+from ...model.prefixes import Prefixes
 from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from ..conversation import Message
@@ -157,6 +158,9 @@ class _ReportedText(SequenceDrafter):
 
     def predict(self, tokens: torch.Tensor) -> None:
         self._inner.predict(tokens)
+
+    def use_prefixes(self, prefixes: Prefixes) -> None:
+        self._inner.use_prefixes(prefixes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._inner.read_prompt(states)
