@@ -16,6 +16,7 @@ from support.drafters import NAMES, Garbage, example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of
 from support.side_by_side import assert_same
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
@@ -186,3 +187,45 @@ def test_fork_has_what_was_learned_before_it_and_nothing_later(model, name, tmp_
             tr.generate(model, prompt, drafter=learning, max_new_tokens=24)
     assert drafts(drafter.fork()) == wanted
     assert drafts(drafter) == wanted
+
+
+class CountingCopies(TorchDispatchMode):
+    """Counts the elements that operations copy."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.elements += result.numel() if func in (torch.ops.aten.cat.default, torch.ops.aten.clone.default) else 0
+        return result
+
+
+@pytest.mark.parametrize("name", ["draft_model", "eagle", "mtp", "dflash"])
+def test_later_drafts_copy_no_more_after_a_long_prompt(name, tmp_path):
+    """Modules that read the sequence append keys and values in place, and query heads share them."""
+
+    def copied(length):
+        model = tiny.llama()
+        drafter = example(name, model, tmp_path)
+        if name == "draft_model":
+            drafter.nodes = 8  # also where a draft cannot pay
+        counts, start = [], drafter.start
+
+        def counted(*given):
+            sequence = start(*given)
+            draft = sequence.draft
+
+            def counting(context):
+                with CountingCopies() as copies:
+                    result = draft(context)
+                counts.append(copies.elements)
+                return result
+
+            sequence.draft = counting
+            return sequence
+
+        drafter.start = counted
+        tr.generate(model, tiny.prompt(0, length), drafter=drafter, max_new_tokens=20, do_sample=False)
+        return max(counts[2:])
+
+    assert copied(400) < copied(20) + 400

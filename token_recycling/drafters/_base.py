@@ -90,7 +90,7 @@ class SequenceDrafter:
         """
 
     def use_prefixes(self, prefixes: Prefixes) -> None:
-        """Start from the keys and values that are cached of the prompt's beginning, and cache those of the prompt: for a
+        """Start from the keys and values cached of the beginning of the prompt, and cache those of the prompt: for a
         drafter's `model` they are in `prefixes.of(model)`.
 
         Called at most once, before the first `draft`, and only if `traits.prefixes` is true.

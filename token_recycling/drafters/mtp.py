@@ -19,13 +19,14 @@ import transformers
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
-from ..model.compat import MtpCache, MtpModel, needed
+from ..model.attention import attending, stand_in
+from ..model.compat import MtpCache, MtpModel, attention_name, needed
 from ..model.hidden import last_state
 from ..model.target import Target
 from ..trees.draft import Budget, Context, Draft
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._shared.neural import placed_copy
-from ._shared.states import PendingStates, StatesDrafter, StatesSequence
+from ._shared.states import PendingStates, StatesDrafter, StatesSequence, appending
 
 _OWN = "own"
 _PIECE = 512
@@ -68,6 +69,7 @@ class Mtp(StatesDrafter[MtpModel]):
                 f"MTP layers of type {', '.join(kinds)} in {type(target.model).__name__} are unsupported: recurrent "
                 "states cannot roll back rejected tokens; choose another drafter, such as recycling"
             )
+        stand_in(layers.config, attention_name(layers.config), grouped=True)
         return layers
 
     def describe(self) -> str:
@@ -118,7 +120,7 @@ class MtpReader(PendingStates):
         self._new_cache()
 
     def _new_cache(self) -> None:
-        self._cache = MtpCache(config=self._layers.config)
+        self._cache = appending(MtpCache(config=self._layers.config))
         self._cache.activate_past_recording()
         self._surplus, self._beyond = 0, 0
         """Cache rows to drop before the next pass, and rows of the last layer after them."""
@@ -156,10 +158,11 @@ class MtpReader(PendingStates):
 
     def _layer(self, number: int) -> torch.Tensor:
         """Return logits (1, vocabulary) of a layer after the last row; the next layer reads rows one position later."""
-        self._hidden = self._layers.forward_layer(
-            number, self._hidden, self._positions, self._cache, input_ids=self._tokens
-        )
         config = self._layers.config
+        with attending(config, attention_name(config), grouped=True):
+            self._hidden = self._layers.forward_layer(
+                number, self._hidden, self._positions, self._cache, input_ids=self._tokens
+            )
         scale, size = (getattr(config, name, None) for name in ("logits_mup_width_multiplier", "unpadded_vocab_size"))
         logits = self._layers.shared_head(self._hidden[:, -1] / (scale or 1))[..., :size]
         self._tokens = torch.cat([self._tokens[:, 1:], logits.argmax(dim=-1, keepdim=True)], dim=1)

@@ -13,11 +13,23 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache, DynamicLayer
 
+from ...model.tree_layer import TreeLayer
 from ...trees.draft import Draft, Step
 from ...trees.templates import Template, best_paths, nodes_of, size_description, tree_of
 from .._base import SequenceDrafter
 from .neural import NeuralDrafter, T
+
+
+def appending(cache: Cache) -> Cache:
+    """Return an empty cache, changed to append keys and values in place: layers of transformers copy all of them in
+    every pass. Layers with a window or with other states stay as they are.
+    """
+    cache.layers[:] = [TreeLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = TreeLayer
+    return cache
 
 
 class PendingStates:

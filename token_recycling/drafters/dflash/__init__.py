@@ -27,7 +27,7 @@ from ...trees.templates import template_from
 from .._base import DrafterTraits, check_at_least
 from .._shared.neural import placed_copy
 from .._shared.pairing import config_of, loaded
-from .._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
+from .._shared.states import PendingStates, StatesDrafter, StatesSequence, appending, best_product, product_draft
 from .formats import AutoAssistant, AutoAssistantConfig
 
 _EXPECTED = "a DFlash assistant"
@@ -136,6 +136,7 @@ class DFlashSequence(StatesSequence):
             output_layer(target.model),
             GenerationConfig(max_length=sys.maxsize),
         )
+        self._generator.cache = appending(self._generator.cache)
 
     def draft(self, context: Context) -> Draft:
         drafter, positions = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...model.attention import stand_in
+from ...model.compat import attention_name
 from ...model.hidden import output_layer, output_width
 from ...model.target import Target
 from ...trees.draft import Budget, Context, Draft
@@ -99,6 +101,7 @@ class Eagle(StatesDrafter[PlacedHead]):
         ):
             embedding = torch.nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
         head, output = placed_copy(self._saved.head, target.device, target.dtype), output_layer(target.model)
+        stand_in(head.shape.layer, attention_name(head.shape.layer), grouped=True)
         return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
     def describe(self) -> str:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from .._shared.states import PendingStates
+from ...model.attention import attending
+from ...model.compat import attention_name
+from .._shared.states import PendingStates, appending
 from .head import EagleHead
 
 _PIECE = 512
@@ -38,6 +41,13 @@ class PlacedHead:
         """Return embeddings (1, n, width) of tokens (n,)."""
         return self.embedding(tokens[None].to(self.device)).to(self.device, self.dtype)
 
+    def outputs(self, *inputs: Any) -> torch.Tensor:
+        """Return the head's outputs; see `EagleHead.forward`. Query heads that share keys do not copy them."""
+        layer = self.head.shape.layer
+        with attending(layer, attention_name(layer), grouped=True):
+            outputs: torch.Tensor = self.head(*inputs)
+        return outputs
+
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return logits (n, vocabulary) from outputs (n, width); -inf for tokens that the head cannot predict."""
         logits = self.head.logits(outputs, self.output).to(self.device)
@@ -53,7 +63,7 @@ class HeadReader(PendingStates):
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
         super().__init__(prompt)
         self._placed = placed
-        self._cache = DynamicCache()
+        self._cache = appending(DynamicCache())
         self._outputs = torch.empty(0)
         """(nodes, width): the head's outputs at the nodes read so far, the sequence's last token first."""
         self._visible, self._depths = torch.empty(0), torch.empty(0)
@@ -88,7 +98,7 @@ class HeadReader(PendingStates):
         mask = torch.ones(1, 1, n, cached + n, dtype=torch.bool, device=placed.device).tril(cached) if n > 1 else None
         fused = placed.head.fused(states[None].to(placed.dtype))
         keys = self._keys(positions[0])
-        outputs = placed.head(placed.embed(tokens), fused, positions, mask, self._cache, keys)
+        outputs = placed.outputs(placed.embed(tokens), fused, positions, mask, self._cache, keys)
         self._next += n
         return outputs[0]
 
@@ -104,7 +114,7 @@ class HeadReader(PendingStates):
         embedded = placed.embed(torch.tensor(tokens))
         positions = depths + self._next - 1
         keys = self._keys(self._depths[1:] + self._next - 1, positions)
-        outputs = placed.head(embedded, states, positions[None], mask, self._cache, keys)[0]
+        outputs = placed.outputs(embedded, states, positions[None], mask, self._cache, keys)[0]
         self._outputs = torch.cat([self._outputs, outputs])
         self._visible = torch.cat([pad(self._visible, (0, n)), visible])
         self._depths = torch.cat([self._depths, depths])
