@@ -109,6 +109,19 @@ def refusing(condition):
 
 SYSTEM_FIRST, NO_SYSTEM = refusing("m.role == 'system' and not loop.first"), refusing("m.role == 'system'")
 IN_TURNS = refusing("(m.role == 'user') != (loop.index0 % 2 == 0)")
+
+
+def showing(condition):
+    """Return a template that ignores other messages than those for which the condition holds."""
+    shown = f"{{% if {condition} %}}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endif %}}"
+    return f"{{% for m in messages %}}{shown}{{% endfor %}}assistant: "
+
+
+NOT_SYSTEM = "m.role != 'system' or "
+FIRST_SHOWN = showing(NOT_SYSTEM + "loop.first")
+LAST_SHOWN = showing(NOT_SYSTEM + "messages[loop.index:] | selectattr('role', 'eq', 'system') | list == []")
+SHOWN_BEFORE_A_USER = showing(NOT_SYSTEM + "loop.nextitem is defined and loop.nextitem.role == 'user'")
+NONE_SHOWN = showing(NOT_SYSTEM + "false")
 RULES, POLICY = {"role": "system", "content": "A"}, {"role": "developer", "content": [{"type": "text", "text": "B"}]}
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
@@ -123,9 +136,16 @@ ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content":
         (NO_SYSTEM, [RULES], "user: A\n"),
         (IN_TURNS, [ASKED, ASKED, SAID, SAID, ASKED], "user: q\n\nq\nassistant: a\n\na\nuser: q\n"),  # vllm#6862
         (IN_TURNS, [RULES, ASKED, SAID, ASKED], "user: A\n\nq\nassistant: a\nuser: q\n"),  # vllm#2080
+        # Templates that ignore system messages instead of refusing them, as some of chujiezheng/chat_templates
+        (FIRST_SHOWN, [RULES, ASKED, SAID], "system: A\nuser: q\nassistant: a\n"),
+        (FIRST_SHOWN, [ASKED, POLICY, ASKED], "system: B\nuser: q\n\nq\n"),
+        (LAST_SHOWN, [RULES, ASKED, POLICY, ASKED], "system: A\n\nB\nuser: q\n\nq\n"),
+        (SHOWN_BEFORE_A_USER, [RULES], "system: A\nuser: \n"),
+        (SHOWN_BEFORE_A_USER, [ASKED, RULES, SAID, ASKED], "system: A\nuser: q\nassistant: a\nuser: q\n"),
+        (NONE_SHOWN, [RULES, ASKED], "user: A\n\nq\n"),
     ],
 )
-def test_conversation_refused_by_the_template_is_merged_into_turns(template, messages, shown):
+def test_conversation_refused_or_ignored_by_the_template_is_merged_into_turns(template, messages, shown):
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages})

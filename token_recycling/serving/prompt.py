@@ -65,8 +65,9 @@ def render_prompt(
         tools=tools,
         **variables,
     )
+    ignores = partial(_ignores_system, tokenizer, tools=tools, **variables)
     try:
-        return _first_rendered(render, _versions(tokenizer, messages))
+        return _first_rendered(render, ignores, _versions(tokenizer, messages))
     except RecursionError as error:
         refusal = "the request is nested too deeply for the chat template"
         raise ApiError(400, refusal, "invalid_request", "messages") from error
@@ -76,20 +77,50 @@ def render_prompt(
         raise ApiError(400, refusal, "invalid_request", "messages") from error
 
 
-def _first_rendered(render: Callable[..., Any], conversations: Iterable[list[dict[str, Any]]]) -> torch.Tensor:
-    """Return the prompt of the first conversation that can be rendered; if none can, raise the first one's error."""
+def _first_rendered(
+    render: Callable[..., Any],
+    ignores: Callable[[list[dict[str, Any]]], bool],
+    conversations: Iterable[list[dict[str, Any]]],
+) -> torch.Tensor:
+    """Return the prompt of the first conversation that can be rendered and of which the template ignores nothing; if
+    there is none, raise the first one's error.
+    """
     refused: Exception | None = None
     for conversation in conversations:
         try:
-            return render(conversation)["input_ids"]
+            prompt: torch.Tensor = render(conversation)["input_ids"]
+            if not ignores(conversation):
+                return prompt
+            refused = refused or ValueError("it ignores a system message")
         except Exception as error:
             refused = refused or error
     assert refused is not None
     raise refused
 
 
+def _ignores_system(tokenizer: PreTrainedTokenizerBase, conversation: list[dict[str, Any]], **variables: Any) -> bool:
+    """Return whether the template ignores a system message of a conversation that it can render. Many templates read
+    only the first or the last one, or only one that precedes a message of the user.
+    """
+    places = [at for at, message in enumerate(conversation) if message["role"] in _SYSTEM and message["content"]]
+    if not places or (places == [0] and len(conversation) > 1 and _shows_system(tokenizer)):
+        return False
+
+    def text(changed: int | None = None) -> Any:
+        messages = [
+            {**message, "content": message["content"] + "." * (at == changed)}
+            for at, message in enumerate(conversation)
+        ]
+        return tokenizer.apply_chat_template(messages, tokenize=False, **variables)
+
+    shown = text()
+    return any(text(changed=place) == shown for place in places)
+
+
 def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
-    """Yield a conversation in the form of chat templates, then versions for templates that reject the first one."""
+    """Yield a conversation in the form of chat templates, then versions for templates that reject the first one, or
+    ignore parts of it.
+    """
     yield from _with_objects(tokenizer, messages)
     yield from _with_objects(tokenizer, _alternating(tokenizer, messages))
 
