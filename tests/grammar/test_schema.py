@@ -17,6 +17,7 @@ from referencing.jsonschema import DRAFT202012
 from support.byte_grammars import admits, byte_tokenizer, random_output
 from support.strategies import fuzz
 
+from token_recycling.grammar import compile as compiling
 from token_recycling.grammar.compile import compiled
 from token_recycling.grammar.json_schema.enforce import enforceable
 from token_recycling.grammar.json_schema.errors import UnenforceableError
@@ -298,6 +299,13 @@ def test_schema_that_is_not_strict_admits_a_valid_integer():
         if validator_of(schema).is_valid(1):
             grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
             assert admits(grammar, "1"), schema
+
+
+def test_valid_schema_is_compiled_once(monkeypatch):
+    texts, matcher = [], compiling._matcher
+    monkeypatch.setattr(compiling, "_matcher", lambda tokenizer, text: texts.append(text) or matcher(tokenizer, text))
+    assert admits(compiled(TOKENIZER, "json_schema", {"type": "array", "items": {"type": "integer"}}), "[1, 2]")
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize(("place", "schema"), [(place, schema) for place in REFUSED for schema in REFUSED[place]])

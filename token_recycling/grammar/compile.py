@@ -79,23 +79,23 @@ def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) 
     """
     from llguidance import LLMatcher
 
-    unenforced: list[Unenforced] = []
     if kind == "json_schema":
-        schema, unenforced = supported(tokenizer, json.loads(form) if isinstance(form, str) else form, strict)
-        text = schema_grammar(schema)
-    elif len(form) > MAX_CHARACTERS:
+        enforced, matcher = _supported(tokenizer, json.loads(form) if isinstance(form, str) else form, strict)
+        return _checked(tokenizer, kind, matcher, enforced.unenforced)
+    if len(form) > MAX_CHARACTERS:
         raise ValueError(f"the {kind} must have at most {MAX_CHARACTERS:,} characters, got {len(form):,}")
-    elif kind == "regex":
-        text = LLMatcher.grammar_from_regex(patterns.whole(form))
-    else:
-        text = ebnf.lark(form)
-    return compiled_text(tokenizer, kind, text, unenforced)
+    text = LLMatcher.grammar_from_regex(patterns.whole(form)) if kind == "regex" else ebnf.lark(form)
+    return compiled_text(tokenizer, kind, text, [])
 
 
 def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list[Unenforced]) -> Grammar:
     """Compile a llguidance grammar of a form of this `kind`, without its `unenforced` keywords; raise ValueError."""
     limits = {"max_items_in_row": MAX_AMBIGUITY} if kind == "grammar" else {}
-    matcher = _matcher(tokenizer, text, **limits)
+    return _checked(tokenizer, kind, _matcher(tokenizer, text, **limits), unenforced)
+
+
+def _checked(tokenizer: LLTokenizer, kind: str, matcher: LLMatcher, unenforced: list[Unenforced]) -> Grammar:
+    """Return the grammar of a new matcher; raise ValueError if it failed to compile or admits no output."""
     grammar = Grammar(matcher, words_of(tokenizer.vocab_size), tuple(tokenizer.eos_tokens), unenforced)
     first = matcher.deep_copy()
     has_output = not matcher.is_error() and _allows_more(first, grammar.stops)
@@ -115,6 +115,14 @@ def supported(
     `strict`. Raise ValueError for a schema that cannot be compiled or admits no value and, if `strict`, for unenforced
     keywords.
     """
+    enforced, _ = _supported(tokenizer, schema, strict, closed)
+    return enforced.schema, enforced.unenforced
+
+
+def _supported(
+    tokenizer: LLTokenizer, schema: Any, strict: bool, closed: bool | None = None
+) -> tuple[Enforceable, LLMatcher]:
+    """Return the schema as `supported` does, and its compiled matcher."""
     if not isinstance(schema, dict | bool):
         raise ValueError(f"a schema must be an object or a boolean, got {type(schema).__name__}")
     try:
@@ -131,7 +139,7 @@ def supported(
     while not (strict and enforced.unenforced):
         matcher = _matcher(tokenizer, schema_grammar(enforced.schema))
         if not matcher.is_error():
-            return enforced.schema, enforced.unenforced
+            return enforced, matcher
         enforced.unenforced += _fault(tokenizer, enforced, _reason(matcher))
     raise UnenforceableError(enforced.unenforced)
 
