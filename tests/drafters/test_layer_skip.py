@@ -6,7 +6,7 @@ from support import architectures, runs, tiny
 from support.tiny import gpt2
 
 import token_recycling as tr
-from token_recycling.drafters.layer_skip import decoder_layers, without_layers
+from token_recycling.drafters.layer_skip import best_layers, decoder_layers, without_layers
 from token_recycling.model.target import Target
 
 
@@ -68,6 +68,14 @@ def test_layers_without_effect_are_found(deep):
     chosen = drafter._skipped
     tr.generate(deep, tiny.prompt(1, 9), drafter=drafter, max_new_tokens=4)
     assert drafter._skipped is chosen
+
+
+def test_search_makes_less_than_two_passes_for_each_layer(deep, monkeypatch):
+    """One shows the output type of layers, one the model's choices, and one each layer alone; then sets of 2 to 5."""
+    passes, forward = [], type(deep).forward
+    monkeypatch.setattr(type(deep), "forward", lambda *given, **named: passes.append(1) or forward(*given, **named))
+    best_layers(deep, tiny.prompt(0, 9)[0], 6)
+    assert len(passes) == 2 + 5 + 4
 
 
 def dispatched_model():

@@ -159,10 +159,12 @@ def why_not(target: Target) -> str | None:
     return None
 
 
-def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrainedModel:
-    """Return a shallow copy that shares the weights. The first layer must stay: it reports the length of the cache."""
+def without_layers(model: PreTrainedModel, skipped: Collection[int], as_tuple: bool | None = None) -> PreTrainedModel:
+    """Return a shallow copy that shares the weights. The first layer must stay: it reports the length of the cache.
+    `as_tuple`: whether layers return tuples; if None, a forward pass shows it.
+    """
     path, layers = decoder_layers(model)
-    as_tuple = _returns_tuple(model, layers[0])
+    as_tuple = _returns_tuple(model, layers[0]) if as_tuple is None else as_tuple
     shorter = torch.nn.ModuleList(
         [_Skipped(layer, as_tuple) if number in skipped else layer for number, layer in enumerate(layers)]
     )
@@ -195,14 +197,16 @@ def best_layers(model: PreTrainedModel, sequence: torch.Tensor, depth: int) -> t
     the sets of the first 1, 2, ... layers in this order the best is chosen, at the best draft length up to `depth`.
     """
     _, layers = decoder_layers(model)
-    choices = _choices(model, sequence)
+    choices, as_tuple = _choices(model, sequence), _returns_tuple(model, layers[0])
 
     def agreement(skipped: Sequence[int]) -> float:
-        return float((_choices(without_layers(model, skipped), sequence) == choices).float().mean())
+        return float((_choices(without_layers(model, skipped, as_tuple), sequence) == choices).float().mean())
 
-    ranked = sorted(range(1, len(layers)), key=lambda number: -agreement([number]))
+    alone = {number: agreement([number]) for number in range(1, len(layers))}
+    ranked = sorted(alone, key=lambda number: -alone[number])
     sets = [ranked[:size] for size in range(1, len(layers))]
-    speeds = [speed(agreement(skipped), cost_without(model, skipped), depth) for skipped in sets]
+    agreements = [alone[ranked[0]], *map(agreement, sets[1:])]
+    speeds = [speed(rate, cost_without(model, skipped), depth) for rate, skipped in zip(agreements, sets, strict=True)]
     fastest = max(speeds)
     return sorted(sets[speeds.index(fastest)]), fastest
 
