@@ -18,6 +18,7 @@ from support.cases import thinned
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.model import facts
 from token_recycling.model.facts import Identities, facts_of
 from token_recycling.model.info import model_info
 from token_recycling.model.inspection import weights_fingerprint
@@ -237,3 +238,15 @@ def test_collected_object_differs_from_a_later_one(make):
     assert before == later
     del other
     assert before != later
+
+
+def test_call_examines_the_model_once(monkeypatch):
+    """A call without `accelerate` does so twice: before transformers prepares it, and afterwards."""
+    examined, fingerprint = [], facts.Fingerprint
+    monkeypatch.setattr(facts, "Fingerprint", lambda model: examined.append(model) or fingerprint(model))
+    model, ids, arguments = tr.accelerate(tiny.llama()), tiny.prompt(0, 5), {"max_new_tokens": 4, "do_sample": False}
+    examined.clear()
+    model.generate(ids, **arguments)
+    assert len(examined) == 1
+    tr.generate(tiny.llama(), ids, **arguments)
+    assert len(examined) == 1 + 2

@@ -36,7 +36,7 @@ class DrafterTraits:
     output of the final norm (`model.hidden.last_state`).
     """
     on_host: bool = False
-    """Whether drafting runs on the host: on an accelerator `Context.tokens` is not copied to the device."""
+    """Whether it reads `Context.tokens` on the host: on an accelerator they are not copied to the device."""
     top_k: int = 0
     """Number of most probable tokens after every node that it reads with `step.top(k)`; 0 for none."""
     predictions: bool = False

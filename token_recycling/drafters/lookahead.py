@@ -52,7 +52,7 @@ class Lookahead(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(reproducible=True)
+        return DrafterTraits(on_host=True, reproducible=True)
 
     def start(self, prompt: torch.Tensor, target: Target) -> LookaheadSequence:
         return LookaheadSequence(self, prompt.tolist())

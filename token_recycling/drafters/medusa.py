@@ -180,7 +180,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
     @property
     def traits(self) -> DrafterTraits:
         nodes = "auto" if self.tree == _STATIC else self.nodes  # sized for the machine at the first draft
-        return DrafterTraits(states=last_state, nodes=nodes)
+        return DrafterTraits(states=last_state, on_host=True, nodes=nodes)
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "k")

@@ -56,7 +56,7 @@ class Mtp(StatesDrafter[MtpModel]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=last_state, nodes=self.nodes)
+        return DrafterTraits(states=last_state, on_host=True, nodes=self.nodes)
 
     def start(self, prompt: torch.Tensor, target: Target) -> MtpSequence:
         return MtpSequence(self, MtpReader(self.placed(target), len(prompt)))
@@ -132,7 +132,7 @@ class MtpReader(PendingStates):
         while True:
             self._forget()
             piece = states[:_PIECE]
-            logits = self._pass(piece, sequence[self._next + 1 :][: len(piece)])
+            logits = self._pass(piece, sequence[self._next + 1 :][: len(piece)].to(piece.device))
             self._surplus = min(len(piece), len(self._layers.layers) - 1)
             self._next += len(piece) - self._surplus
             self._pending = [states[len(piece) - self._surplus :]]

@@ -31,7 +31,7 @@ from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.suffix_index import BREAK, IndexArrays, append, longest_match, warm_up
 from ..trees.draft import Context, Draft
-from ._base import Drafter, check_at_least
+from ._base import Drafter, DrafterTraits, check_at_least
 
 FORMAT, VERSION = "token_recycling.datastore", "2"
 END = BREAK
@@ -190,6 +190,10 @@ class Rest(Drafter):
         self._checked = False
         """Whether the last target's tokenizer was verified to be the datastore's."""
 
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(on_host=True)
+
     def fork(self) -> Rest:
         """Open the datastore again: it is read-only and not copied into memory."""
         return replace(self)
@@ -218,10 +222,8 @@ class Rest(Drafter):
         return self
 
     def draft(self, context: Context) -> Draft:
-        recent, length = (
-            context.tokens[-self.max_matching_ngram_size :].cpu().numpy(),
-            min(self.num_tokens, context.remaining),
-        )
+        recent = context.tokens[-self.max_matching_ngram_size :].cpu().numpy()
+        length = min(self.num_tokens, context.remaining)
         continuations = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(continuations):
             return Draft.chain(context.root)

@@ -223,11 +223,11 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     return packed
 
 
-def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
+def prepacked_of(model: PreTrainedModel, facts: Facts | None = None) -> Prepacked | None:
     """Return the prepacked weights of a model in its present state, if there are any. They are dropped if the model's
-    weights were changed in a way that torch does not count.
+    weights were changed in a way that torch does not count. `facts`: the model's, if the caller already has them.
     """
-    packed = facts_of(model).recall(PREPACKED)
+    packed = (facts or facts_of(model)).recall(PREPACKED)
     if packed is not None and not packed.unchanged:
         drop(model)
         return None

@@ -79,7 +79,7 @@ class Target:
         """Whether passes over drafts have one of a few shapes (`frames`): on an accelerator, if positions are an
         argument.
         """
-        self.prepacked = prepacked_of(model)
+        self.prepacked = prepacked_of(model, self.facts)
         """Prepacked weights, if `prepack` was called before."""
         self.compiled = self._eager is not None
         """Whether the whole model is compiled by torch.compile."""
@@ -329,6 +329,15 @@ class TreeInputs:
         ancestors[m:, m:] = self._sent(draft.ancestors)
         tokens = torch.cat([unread, self._sent(draft.tokens)])
         return PassInputs(tokens[None], self._masks(ancestors, depths, cached), (depths + cached)[None])
+
+    def of_text(self, tokens: torch.Tensor, cached: int) -> PassInputs:
+        """Return the inputs of a pass over tokens (n,) on the model's device that follow the `cached` slots."""
+        n, device = len(tokens), self._device
+        depths = torch.arange(n, device=device)
+        ancestors = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        return PassInputs(
+            tokens[None], None if n == 1 else self._masks(ancestors, depths, cached), (depths + cached)[None]
+        )
 
     def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
         """Return the inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import SUPPORTED, VOCABULARY, chosen, forget, model_of, named
+from support.drafters import example
 from support.pretend_card import CARD, OnCard, PretendCard
 from support.running import Texts
 from support.runs import plain
@@ -76,6 +77,26 @@ def test_greedy_step_copies_twice_and_equals_generate(nodes, options, dtype, att
         assert key.shape[2] == band_of(key.shape[2])
         assert rows_of(query.shape[2] * key.shape[1] // 4) in ROWS
         assert mask.stride(2) % 8 == mask.storage_offset() % 8 == 0
+
+
+WAITS = {"rest": 1, "lookahead": 2, "medusa": 2, "draft_model": 2, "layer_skip": 2, "eagle": 4}
+"""Copies to the host in a step: one of the step itself, one of each of the drafter's passes."""
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_drafter_waits_for_the_card_once_for_each_of_its_passes(name, tmp_path):
+    model, ids, waits = llama(), tiny.prompt(0, 40).repeat(1, 2), []
+    drafter = example(name, model, tmp_path)
+    if name in ("draft_model", "layer_skip"):
+        drafter.nodes = 8  # also where a draft cannot pay
+    wanted = model.generate(ids, max_new_tokens=24, do_sample=False)[0, 80:].tolist()
+    with PretendCard() as card:
+        steps, tokens = tr.stream(model.to(CARD), ids.to(CARD), drafter, max_new_tokens=24), []
+        for step in steps:
+            tokens += step.tokens
+            waits.append(card.crossed["to host"] + card.crossed["read"])
+    assert tokens == wanted
+    assert max(later - earlier for earlier, later in pairwise(waits)) == WAITS[name]
 
 
 GREEDY = {"max_new_tokens": 20, "do_sample": False}

@@ -8,7 +8,11 @@ import pytest
 from support.cases import thinned
 
 HERE = Path(__file__).parent
-RUNS = [("card_ordinary.py", "running_batch or seeded_sampled"), ("card_ordinary.py", ""), ("card_captured.py", "")]
+RUNS = [
+    ("card_ordinary.py", "running_batch or seeded_sampled or waits"),
+    ("card_ordinary.py", ""),
+    ("card_captured.py", ""),
+]
 """Every run counts the copies of a step; nightly runs test all of eager and captured steps."""
 START = "fork" if sys.platform == "linux" else "spawn"
 """A forked process need not import torch and transformers, which takes longer than the tests."""

@@ -61,7 +61,7 @@ class ModelDrafter(NeuralDrafter[Target]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(samples=self.sampled, prefixes=True)
+        return DrafterTraits(on_host=True, samples=self.sampled, prefixes=True)
 
     def start(self, prompt: torch.Tensor, target: Target) -> ModelSequence:
         return ModelSequence(self, prompt, target)

@@ -15,7 +15,6 @@ import torch
 from ...model.prefill import prefill
 from ...model.prefixes import Prefixes
 from ...model.target import PassInputs, Target
-from ...trees.draft import Draft
 
 _AT_ONCE = 32
 """With more new tokens than this, they are read like a prompt, in pieces and without logits."""
@@ -74,7 +73,7 @@ class Reader:
         if len(sequence) - self.cached > _AT_ONCE:
             self._prefill(sequence)
         new = self._with_embeddings(sequence[self.cached :])
-        logits = self._forward(self.model.inputs.of([Draft.chain(new)], [self.cached], self.cached))
+        logits = self._forward(self.model.inputs.of_text(new, self.cached))
         self.cached = len(sequence)
         self._forget()
         if prefixes is not None:
@@ -83,14 +82,14 @@ class Reader:
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Return logits (n, vocabulary) after n nodes, each below the node read as number `parents[i]`; root: 0."""
-        below = torch.tensor(parents, device=self.model.device)
-        new = self._with_embeddings(torch.tensor(tokens, device=self.model.device))
+        below, new = torch.tensor([parents, tokens], device=self.model.device)
+        new = self._with_embeddings(new)
         visible = torch.cat([self._visible[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
         self._depths = torch.cat([self._depths, self._depths[below] + 1])
         self._is_chain &= list(parents) == [self._nodes - 1]
         if self._is_chain:
             begin = self.cached - 1 + self._nodes
-            inputs = self.model.inputs.of([Draft.chain(new)], [begin], begin)
+            inputs = self.model.inputs.of_text(new, begin)
         else:
             inputs = self.model.inputs.of_layer(new, visible, self._depths, self.cached - 1)
         self._visible = torch.cat([torch.nn.functional.pad(self._visible, (0, len(new))), visible])

@@ -59,7 +59,7 @@ class Eagle(StatesDrafter[PlacedHead]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=self._saved.head.shape.states_of, nodes=self.nodes)
+        return DrafterTraits(states=self._saved.head.shape.states_of, on_host=True, nodes=self.nodes)
 
     def start(self, prompt: torch.Tensor, target: Target) -> EagleSequence:
         return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target)

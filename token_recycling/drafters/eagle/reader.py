@@ -106,12 +106,12 @@ class HeadReader(PendingStates):
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Return logits (n, vocabulary) after n nodes, each below the node read as number `parents[i]`; root: 0."""
         placed, n = self._placed, len(tokens)
-        below = torch.tensor(parents, device=placed.device)
+        below, drafted = torch.tensor([parents, tokens], device=placed.device)
         visible = torch.cat([self._visible[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)
         depths = self._depths[below] + 1
         mask = pad(visible, (self._next - self.begin, 0), value=True)[None, None]
         states = placed.head.fed(self._outputs[below])[None]
-        embedded = placed.embed(torch.tensor(tokens))
+        embedded = placed.embed(drafted)
         positions = depths + self._next - 1
         keys = self._keys(self._depths[1:] + self._next - 1, positions)
         outputs = placed.outputs(embedded, states, positions[None], mask, self._cache, keys)[0]
