@@ -136,6 +136,8 @@ ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content":
         (NO_SYSTEM, [RULES], "user: A\n"),
         (IN_TURNS, [ASKED, ASKED, SAID, SAID, ASKED], "user: q\n\nq\nassistant: a\n\na\nuser: q\n"),  # vllm#6862
         (IN_TURNS, [RULES, ASKED, SAID, ASKED], "user: A\n\nq\nassistant: a\nuser: q\n"),  # vllm#2080
+        (IN_TURNS, [SAID, ASKED], "user: \nassistant: a\nuser: q\n"),
+        (SYSTEM_FIRST + IN_TURNS.removesuffix(TEMPLATE), [RULES, SAID, ASKED], "user: A\nassistant: a\nuser: q\n"),
         # Templates that ignore system messages instead of refusing them, as some of chujiezheng/chat_templates
         (FIRST_SHOWN, [RULES, ASKED, SAID], "system: A\nuser: q\nassistant: a\n"),
         (FIRST_SHOWN, [ASKED, POLICY, ASKED], "system: B\nuser: q\n\nq\n"),

@@ -122,7 +122,11 @@ def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
     ignore parts of it.
     """
     yield from _with_objects(tokenizer, messages)
-    yield from _with_objects(tokenizer, _alternating(tokenizer, messages))
+    turns = _alternating(tokenizer, messages)
+    yield from _with_objects(tokenizer, turns)
+    start = next((at for at, message in enumerate(turns) if message.role not in _SYSTEM), 0)
+    if turns[start].role == "assistant":  # a greeting, or the client has dropped earlier messages
+        yield from _with_objects(tokenizer, [*turns[:start], Message(role="user"), *turns[start:]])
 
 
 def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:

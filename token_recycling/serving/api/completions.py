@@ -11,6 +11,7 @@ import torch
 from pydantic import Discriminator, Field, Tag, model_validator
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..._util.text_stream import decoded
 from ..engine import Engine, Job
 from ..errors import invalid
 from ..generation import Generation
@@ -142,7 +143,7 @@ def _new_output(
 ) -> Output:
     output = output_of(tokenizer, body, ids, config)
     if body.echo:
-        text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
+        text = prompt if isinstance(prompt, str) else decoded(tokenizer, prompt)
         output.begin_with(text, scored=body.logprobs is not None)
     return output
 
