@@ -10,7 +10,7 @@ import torch
 from support import tiny
 from support.drafters import example
 from support.noting import noted, own
-from support.speaking import ascii_llama, chat_tokenizer
+from support.speaking import OF_PARTS, ascii_llama, chat_tokenizer
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
 
@@ -37,6 +37,14 @@ def cold_answer(chat, messages, **arguments):
     inputs.pop("token_type_ids", None)  # of transformers 4
     text = chat.model.generate(**inputs, **{**GREEDY, **arguments})
     return text[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_templates_that_read_only_parts_show_texts(chat):
+    """As those of LLaVA and Idefics."""
+    answers = [chat.say(said) for said in SAID[:2]]
+    chat.reset()
+    chat.tokenizer.chat_template = OF_PARTS
+    assert [chat.say(said) for said in SAID[:2]] == answers
 
 
 def test_every_answer_equals_that_of_a_cold_cache(chat):

@@ -7,7 +7,7 @@ from openai.types.responses import Response
 from support import tiny
 from support.openai_answers import chat, completion
 from support.serving import PROMPT, serving
-from support.speaking import CONTEXT, TEMPLATE, chat_tokenizer
+from support.speaking import CONTEXT, OF_PARTS, TEMPLATE, chat_tokenizer
 
 from token_recycling.model.target import Target
 from token_recycling.serving.api import common
@@ -138,6 +138,8 @@ ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content":
         (IN_TURNS, [RULES, ASKED, SAID, ASKED], "user: A\n\nq\nassistant: a\nuser: q\n"),  # vllm#2080
         (IN_TURNS, [SAID, ASKED], "user: \nassistant: a\nuser: q\n"),
         (SYSTEM_FIRST + IN_TURNS.removesuffix(TEMPLATE), [RULES, SAID, ASKED], "user: A\nassistant: a\nuser: q\n"),
+        (OF_PARTS, [RULES, ASKED, SAID, POLICY, ASKED], "system: A\nuser: q\nassistant: a\nsystem: B\nuser: q\n"),
+        (IN_TURNS.replace(TEMPLATE, OF_PARTS), [RULES, ASKED], "user: A\n\nq\n"),
         # Templates that ignore system messages instead of refusing them, as some of chujiezheng/chat_templates
         (FIRST_SHOWN, [RULES, ASKED, SAID], "system: A\nuser: q\nassistant: a\n"),
         (FIRST_SHOWN, [ASKED, POLICY, ASKED], "system: B\nuser: q\n\nq\n"),

@@ -12,6 +12,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
+OF_PARTS = (
+    "{% for message in messages %}{{ message.role }}: "
+    "{% for part in message.content if part.type == 'text' %}{{ part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""The same text, of messages in parts, as in templates of models with pictures."""
+
 
 def ascii_llama() -> LlamaForCausalLM:
     """Return a random llama whose greedy output is ASCII, so that every token is at least one whole character."""

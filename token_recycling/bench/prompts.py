@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from .._util.chat_templates import readable
 from ..model.inspection import context_length
 from .data import Question
 
@@ -125,6 +126,7 @@ def _encoded(config: BenchmarkConfig, question: Question, answers: Sequence[str]
         messages = [{"role": "user", "content": turns[0]}]
         for answer, turn in zip(answers, turns[1:], strict=True):
             messages += [{"role": "assistant", "content": answer.strip()}, {"role": "user", "content": turn}]
+        messages = readable(config.tokenizer, messages)
         text = config.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return config.ids(str(text), special=False)  # the template adds the special tokens itself
     if question.form != "turns":

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._util.chat_templates import readable
 from .._util.extras import lacking
 from .._util.prompts import Prompt
 from ..model import gguf_files, loading
@@ -78,8 +79,8 @@ def _encoded(loaded: loading.Loaded, prompt: Prompt, chat: bool) -> torch.Tensor
 
     text = prompt.text
     if chat:
-        message = {"role": "user", "content": text}
-        text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
+        messages = readable(loaded.tokenizer, [{"role": "user", "content": text}])
+        text = str(loaded.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     # A chat template adds the special tokens itself.
     ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
     ids = checked_prompt(ids, Target(loaded.model))[None]

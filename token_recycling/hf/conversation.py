@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .._util.chat_templates import readable
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..drafters._base import Drafter
 from ..loop.request import Hints
@@ -141,7 +142,7 @@ class Conversation:
         """Return the conversation as ids (length,), up to where the answer begins."""
         try:
             inputs = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+                readable(self.tokenizer, messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
             )
         except Exception as error:  # a template can fail in any way
             raise ValueError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
+from .._util.chat_templates import readable
 from ..drafters._base import Drafter
 from ..model.backend import Backend
 from ..model.inspection import context_length
@@ -106,7 +107,7 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     if not getattr(tokenizer, "chat_template", None):
         begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         return [begin if begin is not None else 0], []
-    chat = [{"role": "user", "content": _PLACE}]
+    chat = readable(tokenizer, [{"role": "user", "content": _PLACE}])
     text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     before, _, after = text.partition(_PLACE)
     ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
+from .._util.chat_templates import readable
 from .._util.text_stream import one_line
 from ..grammar.parts import Function, OutputParts, types_of_arguments
 from ..model.loading import Loaded
@@ -57,7 +58,8 @@ def render_prompt(
     output continues the last message. Otherwise, `add_prompt` appends the start of an assistant message.
     """
     render = partial(
-        tokenizer.apply_chat_template,
+        _rendered,
+        tokenizer,
         add_generation_prompt=add_prompt and not continue_final,
         continue_final_message=continue_final,
         return_tensors="pt",
@@ -75,6 +77,10 @@ def render_prompt(
         # Templates raise any of these for messages and variables that they do not support.
         refusal = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
         raise ApiError(400, refusal, "invalid_request", "messages") from error
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, conversation: list[dict[str, Any]], **options: Any) -> Any:
+    return tokenizer.apply_chat_template(readable(tokenizer, conversation), **options)
 
 
 def _first_rendered(
@@ -111,7 +117,7 @@ def _ignores_system(tokenizer: PreTrainedTokenizerBase, conversation: list[dict[
             {**message, "content": message["content"] + "." * (at == changed)}
             for at, message in enumerate(conversation)
         ]
-        return tokenizer.apply_chat_template(messages, tokenize=False, **variables)
+        return _rendered(tokenizer, messages, tokenize=False, **variables)
 
     shown = text()
     return any(text(changed=place) == shown for place in places)
@@ -397,7 +403,7 @@ def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], 
     """Return a short rendered conversation; None if the template raises any exception."""
     try:
         conversation = [*before, {"role": "user", "content": "Hello"}]
-        return str(tokenizer.apply_chat_template(conversation, tokenize=False, **variables))
+        return str(_rendered(tokenizer, conversation, tokenize=False, **variables))
     except Exception:
         return None
 
