@@ -15,6 +15,8 @@ from token_recycling.serving.api.completions import CompletionRequest
 from token_recycling.serving.api.messages import MessagesRequest
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.generation import AdditivePenalties
+from token_recycling.serving.logprobs import chat_logprobs, completion_logprobs
+from token_recycling.serving.output import ScoredToken
 from token_recycling.serving.protocol import ChatRequest
 
 PROMPT = "for index in"
@@ -289,6 +291,18 @@ def test_echo_includes_the_log_probabilities_of_the_prompt(server, model, tokeni
     for special in ([], [tokenizer.eos_token_id]):
         asked = {"prompt": [*special, *tokenizer(PROMPT)["input_ids"]], "echo": True}
         assert completion(server, **asked).choices[0].text.startswith(PROMPT)
+
+
+def test_recurring_tokens_are_decoded_once_for_a_response(tokenizer, monkeypatch):
+    decoded, decode = [], type(tokenizer).decode
+    counted = lambda own, tokens, **options: decoded.append(tokens) or decode(own, tokens, **options)  # noqa: E731
+    monkeypatch.setattr(type(tokenizer), "decode", counted)
+    tokens = [ScoredToken(65, -1.0, [(65, -1.0), (66, -2.0)]) for _ in range(9)]
+    assert len(chat_logprobs(tokenizer, tokens)["content"]) == 9
+    assert decoded == [[65], [65], [66], [66]], "once for the text, once for the bytes"
+    decoded.clear()
+    assert len(completion_logprobs(tokenizer, tokens, [0] * 9, 2)["tokens"]) == 9
+    assert decoded == [[65], [66]]
 
 
 def test_token_bytes_join_to_the_text_even_within_characters(server):

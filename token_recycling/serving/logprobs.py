@@ -1,8 +1,13 @@
-"""Log-probabilities of an output in the format of OpenAI's API, with the bytes of each token."""
+"""Log-probabilities of an output in the format of OpenAI's API, with the bytes of each token.
+
+A token is decoded once per response: the same ones are probable at many positions.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -14,21 +19,22 @@ def completion_logprobs(
     tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
 ) -> dict[str, Any]:
     """Return the field `logprobs` of a choice of /v1/completions; `offsets` are character offsets of the tokens."""
+    text = cache(partial(token_text, tokenizer))
     return {
-        "tokens": [token_text(tokenizer, token.token, token.begins_text) for token in tokens],
+        "tokens": [text(token.token, token.begins_text) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_by_text(tokenizer, token) for token in tokens] if top else None,
+        "top_logprobs": [_by_text(text, token) for token in tokens] if top else None,
         "text_offset": offsets,
     }
 
 
-def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[str, float] | None:
+def _by_text(text: Callable[[int, bool], str], scored: ScoredToken) -> dict[str, float] | None:
     """Return the most probable tokens and the chosen one by text; of equal texts, the most probable is kept."""
     if scored.logprob is None:
         return None
     logprobs: dict[str, float] = {}
     for token, logprob in [*scored.top, (scored.token, scored.logprob)]:
-        logprobs.setdefault(token_text(tokenizer, token, scored.begins_text), logprob)
+        logprobs.setdefault(text(token, scored.begins_text), logprob)
     return logprobs
 
 
@@ -38,9 +44,10 @@ def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken])
     The concatenated bytes of the tokens are those of the text, although a token may be a part of a character.
     """
 
+    text, bytes_of = cache(partial(token_text, tokenizer)), cache(partial(token_bytes, tokenizer))
+
     def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
-        text, bytes_ = token_text(tokenizer, token, first), token_bytes(tokenizer, token, first)
-        return {"token": text, "logprob": logprob, "bytes": list(bytes_)}
+        return {"token": text(token, first), "logprob": logprob, "bytes": list(bytes_of(token, first))}
 
     content = []
     for token in tokens:
