@@ -104,6 +104,7 @@ def test_models_are_isolated_and_share_key_and_limit(target):
     cache, n = kept.of("a").of(draft).take(of(1, 2, 3, 4))
     assert n == 2
     check_logits(draft, of(1, 2, 3, 4), cache)
+    assert kept.of("b").of(draft).take(of(1, 2, 3, 4))[1] == 0
     assert kept.of("a").take(of(1, 2, 3, 4))[1] == 3
     kept.forget("a")
     assert kept.nbytes == 0
