@@ -106,7 +106,7 @@ def test_times_of_forward_passes_are_learned_between_calls(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
     drafted, accepted, record_outcome = {}, [], StepCosts.record_outcome
-    monkeypatch.setattr(StepCosts, "record_outcome", lambda *one: (accepted.append(one[3]), record_outcome(*one)))
+    monkeypatch.setattr(StepCosts, "record_outcome", lambda *one: (accepted.append(one[4]), record_outcome(*one)))
     for a_token in (0.0, 1.0):
         batches, record, text, lengths = new_proposer(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
         for step in range(60):

@@ -40,12 +40,6 @@ logger = logging.getLogger("token_recycling")
 
 _OURS = "token_recycling"
 """Attribute for the recycler of a request on an engine's record of it, and attribute that marks wrapped functions."""
-_POWERS = np.array([1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0])
-"""Candidate powers of predicted probabilities, compared with observed acceptance."""
-_ACCEPTED, _PREDICTED = 18.0, 18.0 * np.linspace(1.1, 0.8, len(_POWERS))
-"""Prior of accepted tokens, and of the tokens predicted by each power."""
-_KEPT, _FORGOTTEN = 0.99, 0.2
-"""Exponential decay per step; accepted and predicted tokens that a step without a draft counts as."""
 _LOSS, _KEPT_GAIN = -2.0, 0.98
 """Sum of the gains of drafted steps, in plain steps, below which drafts become stricter; its decay per step."""
 _STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
@@ -83,7 +77,7 @@ class EngineOptions(Options):
 
 
 class StepCosts:
-    """The cost of steps by their number of tokens, learned or fixed, and the accuracy of forecasts.
+    """The cost of steps by their number of tokens, learned or fixed, and whether drafts pay.
 
     It shares the cost curve and the rule for the number of nodes (`costs`) with the loop's `Pacer`. The loop makes
     passes itself: it times drafting and verification separately, and can skip drafting. An engine exposes only whole
@@ -93,8 +87,6 @@ class StepCosts:
     def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
         """`seconds` (n,) float64: prior times of steps over 1, 2, ... tokens; fixed unless `learns`."""
         self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
-        self._accepted, self._predicted = _ACCEPTED, _PREDICTED
-        self._power = self._fitting_power() if learns else 1.0
         self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
         self.seconds = seconds
         """(n,) float64: times of steps over 1, 2, ... tokens."""
@@ -110,9 +102,9 @@ class StepCosts:
                 self.seconds = self._curve.seconds
                 self._find_cheapest()
 
-    def record_outcome(self, sequences: int, tokens: int, accepted: int, gains: np.ndarray) -> None:
-        """Record the outcome of a step of `sequences` sequences over `tokens` tokens: how many drafted tokens were
-        accepted, and the forecast gains (n,). The learned time of such a step is used: single measurements are noisy.
+    def record_outcome(self, sequences: int, tokens: int, drafted: int, accepted: int) -> None:
+        """Record the outcome of a step of `sequences` sequences over `tokens` tokens, of which `drafted` were drafted
+        and `accepted` of these accepted. The learned time of such a step is used: single measurements are noisy.
         """
         if self._curve is None:
             return
@@ -120,14 +112,9 @@ class StepCosts:
             self._strict_steps += 1
             if self._strict_steps >= _STRICT_STEPS:
                 self._strictness, self._strict_steps = min(1.0, self._strictness / _STRICTER), 0
-        self.steps_without = 0 if len(gains) else self.steps_without + 1
-        if not len(gains):
-            self._accepted = _KEPT * self._accepted + _FORGOTTEN
-            self._predicted = _KEPT * self._predicted + _FORGOTTEN
+        self.steps_without = 0 if drafted else self.steps_without + 1
+        if not drafted:
             return
-        self._accepted = _KEPT * self._accepted + accepted
-        self._predicted = _KEPT * self._predicted + (gains[:, None].astype(np.float64) ** _POWERS).sum(axis=0)
-        self._power = self._fitting_power()
         plain, step = self.seconds[np.minimum([sequences, tokens], len(self.seconds)) - 1].tolist()
         gain = 1 + accepted / sequences - step / plain
         self._gain = min(-_LOSS, _KEPT_GAIN * self._gain + max(-1.0, gain))
@@ -135,24 +122,14 @@ class StepCosts:
             self._gain, self._strict_steps = 0.0, 0
             self._strictness = max(_LEAST, self._strictness * _STRICTER)
 
-    def _fitting_power(self) -> float:
-        """Return the power of the forecasts that would have predicted the accepted tokens."""
-        return float(np.interp(-self._accepted, -self._predicted, _POWERS))
-
-    def expected(self, gains: np.ndarray) -> np.ndarray:
-        """Return forecast gains (n,) corrected by the outcomes of past drafts. Forecasts near 1 are right more often
-        than those in between, so all are raised to a common power; after losses they are scaled down.
-        """
-        return gains.astype(np.float64) ** self._power * self._strictness
-
     def paying(self, drafts: Sequence[np.ndarray], read_again: int = 0) -> list[int]:
-        """Return how many nodes of each draft to verify, the root included; `drafts` are their gains (n,).
-        `read_again`: number of additional tokens that the step reads.
+        """Return how many nodes of each draft to verify, the root included; `drafts` are their forecast gains (n,),
+        which are scaled down after losses. `read_again`: number of additional tokens that the step reads.
         """
         sizes = [len(gains) for gains in drafts]
         if not any(sizes):
             return [1] * len(sizes)
-        gains = self.expected(np.concatenate(drafts))
+        gains = self._strictness * np.concatenate(drafts).astype(np.float64)
         order = np.argsort(-gains, kind="stable")
         expected = np.cumsum(np.append(float(len(drafts)), gains[order]))
         paying = order[: paying_prefix(self.cheapest, len(drafts) + read_again, expected)]

@@ -140,8 +140,8 @@ class TokenRecycling(LlamaDraftModel):
         self._recycler: Recycler | None = None
         self._tokens = self._evaluated_next = np.empty(0, np.int32)
         """The ids of the sequence so far; and those of the next forward pass, the newest token and the draft."""
-        self._gains = np.empty(0, np.float32)
-        """(n,): acceptance probability of each drafted token."""
+        self._drafted = 0
+        """Number of tokens of the last draft."""
         self._drafting, self._seconds = 0.0, 0.0
         """Seconds of this step's drafting; and of the last step, 0 unless it verified exactly the draft."""
 
@@ -152,12 +152,12 @@ class TokenRecycling(LlamaDraftModel):
         if not len(before) or not np.array_equal(self._tokens[: len(before)], before):
             self._recycler = self.replica.begin(self._tokens)
         elif self._seconds:
-            accepted = min(len(self._gains), len(self._tokens) - len(before) - 1)
-            self.costs.record_outcome(1, 1 + len(self._gains), accepted, self._gains)
+            accepted = min(self._drafted, len(self._tokens) - len(before) - 1)
+            self.costs.record_outcome(1, 1 + self._drafted, self._drafted, accepted)
         assert self._recycler is not None
         chain = self._recycler.draft(self._tokens, self.num_pred_tokens, self.costs.cheapest)
         (nodes,) = self.costs.paying([chain["value"][1:]])
-        self._gains, draft = chain["value"][1:nodes].copy(), chain["token"][1:nodes].astype(np.intc)
+        self._drafted, draft = nodes - 1, chain["token"][1:nodes].astype(np.intc)
         self._evaluated_next = np.append(self._tokens[-1:], draft)
         self.replica.save_if_due()
         self._drafting = time.perf_counter() - began

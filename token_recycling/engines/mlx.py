@@ -247,7 +247,6 @@ class Pass(NamedTuple):
     logits: mx.array  # (1, 1 + drafted, vocabulary)
     read: list[int]  # all tokens of the pass, if there is a draft
     before: Before | None  # the cache before the pass, if there is a draft
-    gains: np.ndarray = np.empty(0, np.float32)  # (drafted,): acceptance probability of each drafted token
 
 
 class Drafting:
@@ -305,7 +304,7 @@ class Drafting:
             self._text.extend([passed.draft[self._used]])
             self._used += 1
             return passed.logits[:, self._used : self._used + 1]
-        self._drafter.passes.record_outcome(1, max(1, len(passed.read)), self._used, passed.gains)
+        self._drafter.passes.record_outcome(1, max(1, len(passed.read)), len(passed.draft), self._used)
         # After a draft the token is known: its logits were evaluated already.
         if passed.draft or self._waiting_pays():
             return self._pass_with_draft(drawn)
@@ -358,13 +357,12 @@ class Drafting:
         self._learn(self._unlearned)
         self._unlearned = []
         draft, gains = self._chain(self._room())
-        paying = self._paying(gains)
-        draft, gains = draft[:paying], gains[:paying]
+        draft = draft[: self._paying(gains)]
         read = [*self._again, token, *draft]
         self._time(len(read) if draft else 0, follows, began)
         before = Before(self._cache) if draft else None
         logits = self._model(mx.array([read], drawn.dtype), cache=self._cache)[:, len(self._again) :]
-        self._began(Pass(len(self._text) - 1, draft, logits, read, before, gains))
+        self._began(Pass(len(self._text) - 1, draft, logits, read, before))
         return logits[:, :1]
 
     def _waiting_pays(self) -> bool:

@@ -51,10 +51,10 @@ _FILLER = 0
 
 
 class Chain(NamedTuple):
-    """The draft of one request, and the length of the sequence when it was drafted."""
+    """The draft of one request: the length of the sequence when it was drafted, and the number of drafted tokens."""
 
     length: int
-    gains: np.ndarray  # (n,) float32: acceptance probability of each drafted token
+    drafted: int
 
 
 class VLLM:
@@ -163,29 +163,28 @@ class VLLM:
         ]
         costs = NO_COSTS if self.costs is None else self.costs.cheapest
         counts = draft_together(recyclers, sequences, depths.tolist(), costs)
-        drafts = [recycler.gains(count) for recycler, count in zip(recyclers, counts, strict=True)]
         if self.costs is not None:
-            counts = self.costs.paying(drafts)
-        for request, length, gains, count in zip(requests, lengths.tolist(), drafts, counts, strict=True):
-            self._chains[id(request)] = Chain(length, gains[: count - 1])
+            counts = self.costs.paying([recycler.gains(n) for recycler, n in zip(recyclers, counts, strict=True)])
+        for request, length, count in zip(requests, lengths.tolist(), counts, strict=True):
+            self._chains[id(request)] = Chain(length, count - 1)
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
     def _measure(self, now: float, requests: list[Any], lengths: np.ndarray) -> None:
         """Learn from the step that ends now, and start timing the next one."""
         if self._tokens and self.costs is not None:
             self.costs.record_time(self._tokens, now - self._began)
-            accepted, drafts = 0, [np.empty(0, np.float32)]
+            drafted = accepted = 0
             for request, length in zip(requests, lengths.tolist(), strict=True):
                 if (chain := self._chains.get(id(request))) is not None:
-                    drafts.append(chain.gains)
-                    accepted += max(0, min(len(chain.gains), length - chain.length - 1))
-            self.costs.record_outcome(len(requests), self._tokens, accepted, np.concatenate(drafts))
+                    drafted += chain.drafted
+                    accepted += max(0, min(chain.drafted, length - chain.length - 1))
+            self.costs.record_outcome(len(requests), self._tokens, drafted, accepted)
         self._tokens, self._began, self._chains = 0, now, {}
 
     def _drafted(self, request: Any) -> int:
         """Return how many tokens of the last draft of a request are drafted: fillers are not learned from."""
         chain = self._chains.get(id(request))
-        return self.recycler.nodes if chain is None else len(chain.gains)
+        return self.recycler.nodes if chain is None else chain.drafted
 
     def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool, exceeds: bool = True) -> None:
         """Fill chains up where that takes less time: to the length of a full CUDA graph, or to the cheapest step.
