@@ -232,6 +232,21 @@ def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part):
     assert template_message(message) == {"role": "assistant", "content": "a", "reasoning_content": "well"}
 
 
+def test_reasoning_next_to_text_and_calls_is_left_out_if_the_template_rejects_it():
+    """As gpt-oss's template does."""
+    refused = "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    tokenizer, call = chat_tokenizer(), {"function": {"name": "look", "arguments": "{}"}}
+    shown = "{{ m.reasoning_content }}, {{ m.content }}; "
+    tokenizer.chat_template = f"{{% for m in messages %}}{refused}{shown}{{% endfor %}}"
+    messages = [
+        {"role": "assistant", "content": text, "reasoning_content": thought, "thinking": thought, "tool_calls": calls}
+        for text, thought, calls in (("a", "one", None), (None, "two", [call]), ("b", "three", [call]))
+    ]
+    for count, last in ((2, ""), (3, ", b; ")):
+        body = ChatRequest.model_validate({"messages": messages[:count]})
+        assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"one, a; two, ; {last}"
+
+
 def test_response_repeats_its_request(client):
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}]
     asked = {"tools": tools, "tool_choice": "none", "parallel_tool_calls": True, "instructions": "Be brief."}

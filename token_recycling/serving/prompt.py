@@ -144,13 +144,26 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
         # OpenAI's newer name of the system role, which few templates support.
         for message in conversation:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
-    yield conversation
+    yield from _with_less_reasoning(conversation)
     functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
     malformed = [function for function in functions if isinstance(function["arguments"], str)]
     for function in malformed:
         function["arguments"] = {"arguments": function["arguments"]}
     if malformed:
-        yield conversation
+        yield from _with_less_reasoning(conversation)
+
+
+def _with_less_reasoning(conversation: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield a conversation, then one without reasoning next to text and calls, which gpt-oss's template rejects."""
+    yield conversation
+    less = [
+        {name: value for name, value in message.items() if name not in REASONING}
+        if message["content"] and message.get("tool_calls")
+        else message
+        for message in conversation
+    ]
+    if less != conversation:
+        yield less
 
 
 def _alternating(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
