@@ -97,6 +97,27 @@ def test_overridden_generate_is_called(model):
     assert type(tr.decelerate(model)) is Repeating
 
 
+class Noting(LlamaForCausalLM):
+    """Sets an attribute in a call; a copy lacks another one."""
+
+    calls = 0
+
+    def generate(self, *inputs, **arguments):
+        self.calls += self.step
+        return super().generate(*inputs, **arguments)
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "step"}
+
+
+def test_methods_read_and_set_attributes_of_the_model_itself(model):
+    model.__class__, model.step, wanted = Noting, 2, model.generate(IDS, **GREEDY)
+    assert torch.equal(tr.generate(model, IDS, **GREEDY), wanted)
+    assert model.calls == 2
+    assert torch.equal(tr.generate(tr.accelerate(model), IDS, **GREEDY), wanted)
+    assert model.calls == 4
+
+
 @pytest.mark.parametrize("accelerate", [tr.accelerate, lambda model: tr.generate(model, IDS)])
 def test_generate_set_on_the_instance_causes_a_warning(model, caplog, accelerate):
     """Such as a repository's `custom_generate`: it is called instead of the accelerated `generate`."""
@@ -289,6 +310,43 @@ def test_decelerate_keeps_a_class_that_replaced_the_accelerated_one(model):
     model.__class__ = Repeating
     assert type(tr.decelerate(model)) is Repeating
     assert not hasattr(model, "acceleration")
+    tr.accelerate(model)
+    model.__class__ = Repeating
+    assert tr.accelerate(model).generate(IDS, times=2, max_new_tokens=1).shape == (1, 13)
+
+
+class Sealed(LlamaForCausalLM):
+    """Allows no subclasses, like a class of a registry that requires a name."""
+
+    def __init_subclass__(cls, **_):
+        raise TypeError("sealed")
+
+
+REFUSED = {
+    "sealed": lambda model: setattr(model, "__class__", Sealed),
+    "an attribute": lambda model: setattr(model, "acceleration", 9.81),
+    "a module": lambda model: setattr(model, "acceleration", torch.nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("use", [tr.accelerate, lambda model: tr.generate(model, IDS, **GREEDY)])
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_refused_model_is_left_as_it_is(model, change, use):
+    change(model)
+    kind, names = type(model), [*vars(model)]
+    with pytest.raises(tr.UnsupportedModelError, match=r"sealed|acceleration"):
+        use(model)
+    assert (type(model), [*vars(model)]) == (kind, names)
+
+
+def test_model_that_allows_no_new_attributes(model):
+    def refuse(self, name, value):
+        raise AttributeError(name)
+
+    model.__class__ = type("Frozen", (LlamaForCausalLM,), {"__setattr__": refuse, "__delattr__": refuse})
+    wanted = model.generate(IDS, **GREEDY)
+    assert torch.equal(tr.accelerate(model).generate(IDS, **GREEDY), wanted)
+    assert not hasattr(tr.decelerate(model), "acceleration")
 
 
 def test_model_is_examined_again_only_after_a_change(model):

@@ -9,7 +9,6 @@ reason. Calls that transformers decodes in another way (beam search, assisted ge
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable
@@ -216,6 +215,7 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _classes: dict[type, type[_Accelerated]] = {}
+_view_classes: dict[type, type[_Accelerated]] = {}
 _contents_as_made: dict[type, tuple[list[str], Identities]] = {}
 """By accelerated class, its names and values when it was made."""
 _plain_classes: dict[type, tuple[Any, type]] = {}
@@ -227,14 +227,33 @@ def _without_acceleration(base: type) -> type:
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:
-    """Return the accelerated subclass of a model class, made once, under the name of the original."""
+    """Return the accelerated subclass of a model class, made once; raises UnsupportedModelError."""
     if original not in _classes:
-        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-        if MARKS_NO_CACHES:
-            names["generate"] = _marking(original.generate)
-        _classes[original] = made = type(original.__name__, (_Accelerated, original), names)
-        _contents_as_made[made] = [*vars(made)], Identities(vars(made).values())
+        names = {"generate": _marking(original.generate)} if MARKS_NO_CACHES else {}
+        _classes[original] = _derived(original, (_Accelerated, original), names)
     return _classes[original]
+
+
+def _class_of_views(original: Any) -> type[_Accelerated]:
+    """Return the subclass of an accelerated class whose objects have the attributes of another object, except
+    `acceleration`.
+    """
+    if original not in _view_classes:
+        bases = (_accelerated_class(original), original)
+        _view_classes[original] = _derived(original, bases, {"__slots__": ("acceleration",)})
+    return _view_classes[original]
+
+
+def _derived(original: type, bases: tuple[type, ...], names: dict[str, Any]) -> type[_Accelerated]:
+    """Make a class under the name of the original."""
+    own = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+    try:
+        made: type[_Accelerated] = type(original.__name__, bases, {**own, **names})
+    except Exception as error:  # a metaclass or __init_subclass__ can fail in any way
+        reason = f"no class can be derived from {original.__name__}: {type(error).__name__}: {error}"
+        raise UnsupportedModelError(reason) from error
+    _contents_as_made[made] = [*vars(made)], Identities(vars(made).values())
+    return made
 
 
 def _unfilled(original: type) -> _Accelerated:
@@ -243,10 +262,20 @@ def _unfilled(original: type) -> _Accelerated:
 
 
 def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
-    """Change the model's class to the accelerated subclass, in place."""
+    """Change the model's class to the accelerated subclass, in place; raises UnsupportedModelError."""
+    _check(model, acceleration)
     if not is_accelerated(model):
-        model.__class__ = _accelerated_class(type(model))
-    model.acceleration = acceleration
+        object.__setattr__(model, "__class__", _accelerated_class(type(model)))  # whatever its own __setattr__ does
+    vars(model)["acceleration"] = acceleration
+
+
+def _check(model: PreTrainedModel, acceleration: Acceleration) -> None:
+    """Warn if the model object has a `generate` of its own. Raises UnsupportedModelError if `acceleration` is something
+    else.
+    """
+    if not isinstance(getattr(model, "acceleration", None), Acceleration | None):
+        name = type(model).__name__
+        raise UnsupportedModelError(f"{name} has an attribute `acceleration` of its own, which must be renamed")
     if "generate" in vars(model):  # which is called in place of ours
         acceleration.fallback = (
             "the model object has a generate() of its own, which is called in place of the accelerated one"
@@ -256,8 +285,8 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
 
 def make_plain(model: PreTrainedModel) -> None:
     """Change the model's class back to the plain one, in place."""
-    model.__class__ = own_class(model)
-    del model.acceleration
+    object.__setattr__(model, "__class__", own_class(model))
+    del vars(model)["acceleration"]
 
 
 def is_accelerated(model: PreTrainedModel) -> bool:
@@ -266,7 +295,11 @@ def is_accelerated(model: PreTrainedModel) -> bool:
 
 
 def view(model: PreTrainedModel, acceleration: Acceleration) -> PreTrainedModel:
-    """Return an accelerated object with the same modules and weights; the model itself is unchanged."""
-    view, acceleration.original = copy.copy(model), model
-    make_accelerated(view, acceleration)
+    """Return an accelerated object that shares all attributes of the model, also those that its methods set during a
+    call; the model itself is unchanged. Raises UnsupportedModelError.
+    """
+    _check(model, acceleration)
+    view, acceleration.original = object.__new__(_class_of_views(own_class(model))), model
+    object.__setattr__(view, "__dict__", vars(model))
+    object.__setattr__(view, "acceleration", acceleration)
     return view
