@@ -24,7 +24,7 @@ WAYS = [{}, {"do_sample": True}, {"eos_token_id": 3}, {"return_dict_in_generate"
 def outcome(generate, input_ids, **arguments):
     torch.manual_seed(0)
     try:
-        output = generate(input_ids, max_new_tokens=4, pad_token_id=0, **arguments)
+        output = generate(input_ids, **{"max_new_tokens": 4, "pad_token_id": 0, **arguments})
     except Exception as error:
         return type(error), str(error)
     output = output if isinstance(output, torch.Tensor) else output.sequences
@@ -59,6 +59,16 @@ def test_int32_ids_of_a_padded_batch(ending):
     inputs = batch([4, 9, 5], 1)
     inputs["input_ids"] = inputs["input_ids"].int()
     assert assert_same_outcome(ending, **inputs, do_sample=False)[0] == torch.int64
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+@pytest.mark.parametrize(("lengths", "spare"), [([4], 3), ([4, 9], 0), ([8, 8, 8], 0)])
+def test_padding_token_without_an_embedding(ending, lengths, spare, token):
+    """`generate` reads padding, before prompts and after ended rows (huggingface/transformers#23401)."""
+    inputs = batch(lengths, 1, spare)
+    inputs["input_ids"][inputs["attention_mask"] == 0] = token
+    error, _ = assert_same_outcome(ending, **inputs, pad_token_id=token, max_new_tokens=30, do_sample=False)
+    assert error is IndexError
 
 
 @pytest.mark.parametrize("lengths", [[6], [300], [4, 9, 300]], ids=str)

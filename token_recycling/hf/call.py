@@ -169,6 +169,8 @@ class GenerateCall:
             return reason
         if min(self.paddings) < 0:
             return "padding must be on the left, and the attention mask must have a number for each of input_ids"
+        if reason := self._why_not_padding():
+            return reason
         if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
         info, alone, padded = self.target.info, len(ids) == 1, any(self.paddings)
@@ -184,6 +186,14 @@ class GenerateCall:
             or self._why_not_lists()
             or why_not_code(self.target, len(ids), padded, self.beside, cache)
         )
+
+    def _why_not_padding(self) -> str | None:
+        """Return why `generate` may fail for padding, which accelerated calls do not read, or None."""
+        tokens = [self.input_ids.min(), self.input_ids.max()] if any(self.paddings) else []
+        if self.pads and len(self.input_ids) > 1:
+            tokens.append(torch.as_tensor(self.padding_token))
+        without = [token for token in map(int, tokens) if not 0 <= token < self.target.embedded]
+        return f"token {without[0]} of the padding has no embedding, so that generate fails" if without else None
 
     @cached_property
     def cache_is_new(self) -> bool:
