@@ -280,6 +280,12 @@ def test_prompt_must_be_shorter_than_the_context():
             assert len(chat.last.tokens) == 1
 
 
+def test_length_can_be_limited_by_other_arguments(chat):
+    length = len(chat._encoded([{"role": "user", "content": "add a, b"}]))
+    chat.say("add a, b", max_new_tokens=None, max_length=length + 5)
+    assert len(chat.last.tokens) == 5
+
+
 def test_tokenizer_needs_a_working_chat_template(model):
     with pytest.raises(ValueError, match="chat template"):
         Conversation(model, tiny.tokenizer())

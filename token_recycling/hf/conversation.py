@@ -160,7 +160,8 @@ class Conversation:
                     f"the conversation must have fewer tokens than the model's context of {context}, got {len(ids)}; "
                     "start a new one with reset(), or /reset in `chat`"
                 )
-            call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
+            if call_arguments["max_new_tokens"] is not None:  # else max_length or the generation config decides
+                call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
         return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **call_arguments}
 
 
