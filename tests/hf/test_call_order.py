@@ -125,6 +125,10 @@ CASES: dict[str, Callable[[list[Any]], Code]] = {
     "no scores": scores(lambda scores: None),
     "scores as a NumPy array": scores(lambda scores: scores.numpy()),
     "scores of one dimension": scores(lambda scores: scores[0]),
+    "scores of one dimension, with padding": lambda log: {
+        "logits_processor": [lambda ids, scores: scores[0]],
+        "eos_token_id": 5,
+    },
     "scores of more rows": scores(lambda scores: scores.repeat(2, 1)),
     "scores of three dimensions": scores(lambda scores: scores[None]),
     "scores as integers": scores(lambda scores: (scores * 10).long()),
@@ -132,6 +136,7 @@ CASES: dict[str, Callable[[list[Any]], Code]] = {
     "an answer in a list": ends(lambda ids: [True]),
     "a number": ends(lambda ids: ids.shape[1] // 20),
     "an answer as floats": ends(lambda ids: torch.ones(len(ids))),
+    "an even number for each row": ends(lambda ids: 2 * (ids[:, -1] % 3), inputs=BATCH),
     "an answer of two dimensions": ends(lambda ids: torch.zeros(len(ids), 1).bool(), inputs=BATCH),
 }
 

@@ -34,7 +34,8 @@ class BatchStopping:
             sequence.ended or sequence.columns > self._columns for sequence in self.sequences
         ):
             self._columns += 1
-            stops = self.criteria(self._shown(), None).reshape(len(self.sequences), -1).all(dim=1).tolist()
+            unfinished = 1 & ~self.criteria(self._shown(), None)  # as `generate` does, for any return type
+            stops = (unfinished == 0).reshape(len(self.sequences), -1).all(dim=1).tolist()
             for row, sequence in enumerate(self.sequences):
                 at_its_end = sequence.ended and sequence.columns <= self._columns
                 if self._met[row] or not (stops[row] or at_its_end):

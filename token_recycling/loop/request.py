@@ -70,6 +70,8 @@ class TokenSequence:
         # criteria are called as they are, once per token.
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
+        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        """Whether `generate` pads ended sequences."""
         self._last_column = math.inf if watched else self.max_length
         self._others = StoppingCriteriaList(one for one in criteria if watched or not _decides_on_numbers(one))
         without_scores = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -250,7 +252,11 @@ class TokenSelector:
         raw = logits[None].to(copy=True, dtype=torch.float32, device=padded.device)
         with self.sequence.in_mode():
             scores = self.processors(padded, raw)
-        if not isinstance(scores, torch.Tensor) or scores.ndim != 2 or len(scores) != 1:
+        # Where `generate` pads, it broadcasts a choice from scores (vocabulary,).
+        fits = isinstance(scores, torch.Tensor) and (
+            scores.shape[:-1] == (1,) or (scores.ndim == 1 and self.sequence.pads and not self.sample)
+        )
+        if not fits:
             raise _wrong_scores(self.processors, scores)
         if self.sequence.scores is not None:
             self.sequence.scores.append(scores)
