@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import VOCABULARY, model_of, named
+from support.batches import batch
 from support.cases import parameter
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
@@ -117,6 +118,23 @@ def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, o
             assert ours == streamed
             assert torch.equal(after, state)
             assert_same_slots(own, cache, atol=1e-5)
+            assert [*map(type, own.layers)] == [*map(type, cache.layers)]
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("lengths", [[9, 9, 9], [4, 9, 6]])
+def test_failed_call_of_a_batch_leaves_the_same_cache_as_generate(ending, lengths, tokens):
+    """Rows have advanced by different numbers of tokens."""
+    inputs, caches = batch(lengths, 1), []
+    criterion = failing_code("criterion", max(lengths) - IDS.shape[1] + tokens, None, True)[0]["stopping_criteria"]
+    for generate in (ending.generate, tr.accelerate(copy.deepcopy(ending)).generate):
+        for given in (None, DynamicCache()):
+            with pytest.raises(GoneError):
+                generate(**inputs, max_new_tokens=20, do_sample=False, cache=given, stopping_criteria=criterion)
+        caches.append(given)
+    wanted, own = caches
+    assert_same_slots(own, wanted, [max(lengths) - length for length in lengths])
+    assert [*map(type, own.layers)] == [*map(type, wanted.layers)]
 
 
 @pytest.mark.parametrize("at", ["start", "draft", "observe", "statistics", "describe"])

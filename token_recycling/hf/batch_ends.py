@@ -25,19 +25,20 @@ class BatchStopping:
         self.sequences, self.criteria, self.padding = sequences, criteria, padding
         self.withdrawn = 0
         """Tokens that were emitted beyond an end."""
-        self._columns = sequences[0].columns
+        self.columns = sequences[0].columns
+        """Column evaluated last."""
         self._met = [False] * len(sequences)
 
     def apply(self) -> None:
         """Evaluate the criteria for every column that all sequences have reached."""
         while not all(self._met) and all(
-            sequence.ended or sequence.columns > self._columns for sequence in self.sequences
+            sequence.ended or sequence.columns > self.columns for sequence in self.sequences
         ):
-            self._columns += 1
+            self.columns += 1
             unfinished = 1 & ~self.criteria(self._shown(), None)  # as `generate` does, for any return type
             stops = (unfinished == 0).reshape(len(self.sequences), -1).all(dim=1).tolist()
             for row, sequence in enumerate(self.sequences):
-                at_its_end = sequence.ended and sequence.columns <= self._columns
+                at_its_end = sequence.ended and sequence.columns <= self.columns
                 if self._met[row] or not (stops[row] or at_its_end):
                     continue
                 self._met[row] = True
@@ -48,14 +49,14 @@ class BatchStopping:
                 self._end(sequence)
 
     def _end(self, sequence: TokenSequence) -> None:
-        self.withdrawn += max(0, sequence.columns - self._columns)
-        sequence.end_at(min(sequence.columns, self._columns))
+        self.withdrawn += max(0, sequence.columns - self.columns)
+        sequence.end_at(min(sequence.columns, self.columns))
 
     def _shown(self) -> torch.Tensor:
         """Return (batch, columns) ids up to the column under evaluation, as `generate` would have them."""
-        shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
+        shown = self.sequences[0].padded.new_full((len(self.sequences), self.columns), self.padding or 0)
         for row, sequence in enumerate(self.sequences):
-            tokens = sequence.padded[0, : self._columns]
+            tokens = sequence.padded[0, : self.columns]
             shown[row, : len(tokens)] = tokens
         return shown
 

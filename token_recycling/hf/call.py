@@ -8,10 +8,10 @@ not new or that the caller will see, `batch_ends` for criteria that must see a w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -48,6 +48,9 @@ from ..model.origin import is_own, name_of
 from ..model.parts import replaced_in
 from ..model.prefill import Reading
 from ..model.target import Target
+
+if TYPE_CHECKING:
+    from .batch_ends import BatchStopping
 
 _KNOWN_INPUTS = {
     "attention_mask",
@@ -189,10 +192,10 @@ class GenerateCall:
 
     def _why_not_padding(self) -> str | None:
         """Return why `generate` may fail for padding, which accelerated calls do not read, or None."""
-        tokens = [self.input_ids.min(), self.input_ids.max()] if any(self.paddings) else []
-        if self.pads and len(self.input_ids) > 1:
-            tokens.append(torch.as_tensor(self.padding_token))
-        without = [token for token in map(int, tokens) if not 0 <= token < self.target.embedded]
+        tokens = [int(self.input_ids.min()), int(self.input_ids.max())] if any(self.paddings) else []
+        if self.padding_token is not None and self.pads and len(self.input_ids) > 1:
+            tokens.append(self.padding_token)
+        without = [token for token in tokens if not 0 <= token < self.target.embedded]
         return f"token {without[0]} of the padding has no embedding, so that generate fails" if without else None
 
     @cached_property
@@ -288,7 +291,7 @@ class GenerateCall:
         """The token that pads ended sequences; None if there is none."""
         token = self.config.pad_token_id
         ids = self.config.eos_token_id if token is None else token
-        return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
+        return None if ids is None else int(torch.as_tensor(ids, device="cpu").flatten()[0])
 
 
 def _a_kernel_takes_masks() -> bool:
@@ -353,8 +356,12 @@ def run_call(
             for _ in passes:
                 call.put(sequences[0])
     except RuntimeError as error:
+        _leave(cache, call, requests, stopping)
         if isinstance(error.__cause__, StopIteration):  # of a processor or criterion, within our generator
             raise error.__cause__ from None
+        raise
+    except BaseException:
+        _leave(cache, call, requests, stopping)
         raise
     finally:
         call.put(sequences[0])  # tokens chosen before an error ended the step
@@ -371,6 +378,21 @@ def run_call(
 
         show_padding(requests, call.padding_token or 0)
     return _output(call, requests)
+
+
+def _leave(cache: TreeCache, call: GenerateCall, requests: list[Request], stopping: BatchStopping | None) -> None:
+    """Leave the caller's cache as plain decoding would when an error ends the call."""
+    if not call.cache_is_seen or cache.cache is not call.cache:
+        return
+    from .batch_ends import fill_up
+    from .handover import give_back
+
+    columns = [request.sequence.columns for request in requests] if len(requests) > 1 else []
+    with suppress(Exception):  # an interrupt may leave slots in any state
+        if len({*columns}) > 1 and call.padding_token is not None:
+            fill_up(requests, cache, call.padding_token)
+        columns = [min(call.paddings) + cache.length + 1, *(columns if stopping is None else [stopping.columns])]
+        give_back(cache, call.cache, call.paddings, min(columns))
 
 
 def _output(call: GenerateCall, requests: list[Request]) -> Output | torch.Tensor:
