@@ -286,6 +286,20 @@ def test_length_can_be_limited_by_other_arguments(chat):
     assert len(chat.last.tokens) == 5
 
 
+def test_answer_ends_at_a_stop_string(chat):
+    asked, wanted = {"role": "user", "content": "add a, b"}, chat.say("add a, b", max_new_tokens=40)
+    stop = wanted[len(wanted) // 2]
+    ended = cold_answer(chat, [asked], max_new_tokens=40, stop_strings=[stop], tokenizer=chat.tokenizer)
+    chat.reset()
+    assert chat.say("add a, b", max_new_tokens=40, stop_strings=[stop]) == decoded(chat.tokenizer, ended) != wanted
+
+
+def test_several_answers_are_rejected(chat):
+    with pytest.raises(ValueError, match="got 2"):
+        chat.say("add a, b", num_return_sequences=2, do_sample=True)
+    assert chat.messages == []
+
+
 def test_tokenizer_needs_a_working_chat_template(model):
     with pytest.raises(ValueError, match="chat template"):
         Conversation(model, tiny.tokenizer())

@@ -90,8 +90,12 @@ class StepRecorder:
         return [token for step in self.steps for token in step]
 
     def put(self, value: torch.Tensor) -> None:
-        """Called by `generate`: first with the prompt, then with the tokens of each step."""
+        """Called by `generate`: first with the prompt (1, length), then with the tokens of each step. Raises
+        ValueError for several sequences.
+        """
         if not self._prompt_came:
+            if value.ndim > 1 and len(value) > 1:
+                raise ValueError(f"one sequence can be recorded, got {len(value)}; leave num_return_sequences at 1")
             self._prompt_came = True
             return
         self.steps.append(value.flatten().tolist())

@@ -162,7 +162,8 @@ class Conversation:
                 )
             if call_arguments["max_new_tokens"] is not None:  # else max_length or the generation config decides
                 call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
-        return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **call_arguments}
+        prompt = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+        return {**prompt, "tokenizer": self.tokenizer, **call_arguments}  # for stop strings
 
 
 def _content(tensor: torch.Tensor) -> tuple[int, bytes]:
