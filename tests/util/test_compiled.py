@@ -53,6 +53,12 @@ def import_loops(path):
     return module
 
 
+def test_disabled_compilation_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT"):
+        import_loops(tmp_path / "loops.py")
+
+
 def test_compilation_is_reported_and_timed_once_and_cached_code_is_silent(tmp_path, messages_of_new_process):
     before, loops = compiled.compiling.seconds, import_loops(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)

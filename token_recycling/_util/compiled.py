@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from numba import njit
-from numba.core import event
+from numba.core import config, event
 from numba.extending import register_jitable
 
 logger = logging.getLogger("token_recycling")
@@ -52,8 +52,10 @@ _OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
 
 def compiled(function: Callable | None = None, *, allocates: bool = True, **options: Any) -> Any:
     """Compile a function at its first call from Python. `allocates`: whether the function, or a function that it calls,
-    creates arrays. Other options are numba's.
+    creates arrays. Other options are numba's. Raises ImportError if numba does not compile.
     """
+    if config.DISABLE_JIT:  # records have attributes in compiled code only
+        raise ImportError("numba does not compile: unset NUMBA_DISABLE_JIT")
     if function is None:
         return lambda function: compiled(function, allocates=allocates, **options)
     function.__qualname__ += f"-{_SOURCES}"  # names the cached files
