@@ -54,7 +54,7 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
     """Compile a function at its first call from Python. `allocates`: whether the function, or a function that it calls,
     creates arrays. Other options are numba's. Raises ImportError if numba does not compile.
     """
-    if config.DISABLE_JIT:  # records have attributes in compiled code only
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # records have attributes in compiled code only
         raise ImportError("numba does not compile: unset NUMBA_DISABLE_JIT")
     if function is None:
         return lambda function: compiled(function, allocates=allocates, **options)
