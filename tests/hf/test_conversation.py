@@ -10,7 +10,8 @@ import torch
 from support import tiny
 from support.drafters import example
 from support.noting import noted, own
-from support.speaking import OF_PARTS, ascii_llama, chat_tokenizer
+from support.releases import needs
+from support.speaking import OF_PARTS, ascii_llama, chat_tokenizer, forgetful_chat
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
 
@@ -96,6 +97,19 @@ def test_draft_model_reads_only_the_new_tokens_of_a_turn(name, tmp_path, monkeyp
         assert chat.last.tokens == wanted
         asked, before = chat.last.arguments["input_ids"].shape[1], asked
         assert 0 < max(rows) <= asked - before + 1
+
+
+@needs(5, 14)
+def test_recurrent_states_resume_where_the_template_drops_reasoning():
+    chat = Conversation(*forgetful_chat(), system="import sys\n" * 20, **GREEDY)
+    for turn, said in enumerate(SAID):
+        wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])
+        chat.say(said)
+        assert chat.last is not None
+        assert chat.last.tokens == wanted
+        asked = chat.last.arguments["input_ids"].shape[1]
+        assert turn == 0 or 0 < asked - chat.last.cached < 130 < asked
+    assert chat.acceleration.fallback is None
 
 
 def test_turn_reuses_the_longest_common_prefix(chat):

@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from support.noting import noted
+from support.releases import needs
 from support.runs import fix_costs, freeze_overhead
 from support.serving import keys, serving
+from support.speaking import forgetful_chat
 
 from token_recycling.serving.settings import Isolation
 
@@ -43,6 +45,18 @@ def test_cached_conversation_equals_that_of_a_cold_cache(model, tokenizer, concu
         metrics = server.metrics()
         assert metrics["token_recycling_cached_bytes"] == server.engine.prefixes.nbytes > 0
         assert metrics["token_recycling_cached_tokens_total"] > 1000
+
+
+@needs(5, 14)
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_recurrent_states_resume_where_the_template_drops_reasoning(concurrency):
+    model, tokenizer = forgetful_chat()
+    with serving(model, tokenizer, cache=0, concurrency=concurrency) as server:
+        wanted, _ = converse(server)
+    with serving(model, tokenizer, concurrency=concurrency) as server:
+        answers, cached = converse(server)
+    assert answers == wanted
+    assert all(0 < length - n < 130 < length for n, length in cached[1:])
 
 
 def test_keys_do_not_share_cached_prefixes(model, tokenizer):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from support.architectures import model_of
+from support.recurrent_architectures import recurrent
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 CONTEXT = 4096
 TEMPLATE = (
@@ -42,3 +46,15 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
     return tokenizer
+
+
+def forgetful_chat() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Return a random model with recurrent layers, and a tokenizer whose template repeats earlier turns without the
+    empty reasoning, `<>`, with which it begins an answer.
+    """
+    config = copy.deepcopy(model_of(recurrent("qwen3_5_text")).config)
+    config.vocab_size, config.max_position_embeddings = 300, CONTEXT
+    torch.manual_seed(0)
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("assistant: {%", "assistant: <>\n{%")
+    return AutoModelForCausalLM.from_config(config).eval(), tokenizer

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _LEAST_SHARED = 64
 """Tokens; a shorter prefix that all prompts share is read for each of them, not in a forward pass of its own."""
+_ENDING, _LEAST_RESUMED = 16, 64
+"""Last tokens of a prompt that a longer prompt may replace, and uncached tokens from which on these are read apart."""
 
 
 class Batch:
@@ -92,6 +94,22 @@ class Batch:
             self._give_states(states)
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
+
+    def keep_states_before_ending(self) -> None:
+        """Read all but the last tokens of the only prompt, and store its recurrent states there, if it has a prefix
+        cache. States cannot be cut, and chat templates repeat earlier turns without the tokens that began the answer,
+        such as empty reasoning.
+        """
+        (request,) = self.requests
+        info, prefixes, uncached = (
+            self.target.info,
+            request.hints.prefixes,
+            request.sequence.length - 1 - request.cached,
+        )
+        resumes = info.recurrent and info.reads_on and prefixes is not None and prefixes.cache.limit > 0
+        if resumes and uncached >= _LEAST_RESUMED:
+            self.read(uncached - _ENDING)
+            self.keep_prefix(0, request.cached + 1)
 
     @outside_inference_mode
     def begin(self, captured: CapturedPasses | None = None) -> None:
@@ -321,6 +339,8 @@ def decode(
         if prefixes is not None:
             ending.callback(batch.keep_whole_prefix)
         with turn():
+            if prefixes is not None:
+                batch.keep_states_before_ending()
             batch.begin(captured)
         ending.callback(pacer.keep)
         for request in requests:

@@ -198,6 +198,7 @@ class RunningBatch:
         """Make the first step of a request alone, then let it join the others."""
         (request,) = batch.requests
         batch.clock.restart()
+        batch.keep_states_before_ending()
         batch.begin(self._captured if self._batch is None else None)
         if self._step(batch):
             _keep_prefix(batch, 0, request.sequence.length)
