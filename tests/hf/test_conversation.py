@@ -204,8 +204,8 @@ def test_reproducible_answer_equals_that_of_a_new_conversation():
 
 
 def test_interrupt_keeps_the_partial_answer(chat):
-    """Raised by a custom criterion, which is called for every token."""
-    left = [20]
+    """Raised by a custom criterion, which is called for every token. Without a token nothing is kept."""
+    left = [1]
 
     def interrupting(ids, scores, **_):
         left[0] -= 1
@@ -214,8 +214,11 @@ def test_interrupt_keeps_the_partial_answer(chat):
         return ids[:, -1] < 0
 
     chat.say("add a, b")
-    with pytest.raises(KeyboardInterrupt):
-        chat.say("print it", max_new_tokens=100, stopping_criteria=StoppingCriteriaList([interrupting]))
+    before = [*chat.messages]
+    for left[0] in (1, 20):
+        assert chat.messages == before
+        with pytest.raises(KeyboardInterrupt):
+            chat.say("print it", max_new_tokens=100, stopping_criteria=StoppingCriteriaList([interrupting]))
     assert chat.last is not None
     assert chat.messages[-2:] == [
         {"role": "user", "content": "print it"},

@@ -1313,6 +1313,24 @@ def test_attention_without_a_mask_function_sees_padding(masks, reason):
     both.assert_same(greedy)
 
 
+def test_trial_leaves_no_trace_in_a_tensor_that_code_writes_to():
+    """A hook counts positions: as many as in `generate`, although trials have run it too."""
+
+    def counted(change):
+        model, positions = change(llama()), torch.zeros(1)
+
+        def count(module, inputs, output):
+            positions.add_(output.shape[1])
+
+        model.model.norm.register_forward_hook(count)
+        model.generate(IDS, **GREEDY)
+        return model, int(positions)
+
+    (_, wanted), (model, found) = counted(lambda model: model), counted(tr.accelerate)
+    assert "writes to a tensor" in str(model.acceleration.fallback)
+    assert found == wanted == IDS.shape[1] + GREEDY["max_new_tokens"] - 1
+
+
 # Modes and configurations
 
 

@@ -7,6 +7,7 @@ classes of criteria are looked up in transformers: a later release with a new on
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -87,11 +88,13 @@ def assert_same_end(model, ids, following, **arguments):
 def test_length_limits(writer):
     ids = tiny.prompt(4, 6, 300)
     following = unlimited_output(writer, ids)
-    for length in range(1, 13, 2):
-        by_new, drafter = assert_same_end(writer, ids, following, max_new_tokens=length)
-        by_all, _ = assert_same_end(writer, ids, following, max_length=6 + length)
+    for length, spare in itertools.product(range(1, 13, 2), (0, 3)):
+        inputs = {"attention_mask": torch.nn.functional.pad(torch.ones_like(ids), (spare, 0))}
+        begun = torch.nn.functional.pad(ids, (spare, 0))
+        by_new, drafter = assert_same_end(writer, begun, following, max_new_tokens=length, **inputs)
+        by_all, _ = assert_same_end(writer, begun, following, max_length=spare + 6 + length, **inputs)
         assert torch.equal(by_new, by_all)
-        assert by_new.shape[1] == 6 + length
+        assert by_new.shape[1] == spare + 6 + length
         assert drafter.cut == 0, "a draft is never deeper than the text may become"
 
 

@@ -59,6 +59,10 @@ def test_chat_model_generates_questions_and_answers(loaded, monkeypatch, tmp_pat
     begin, end = (loaded.tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("ab", "cdef"))
     assert (drawn, sampled) == (True, False)
     assert asked == [begin] * len(answered)
+    for seed in (0, 1):
+        calls.clear()
+        warmed(loaded.model, loaded.tokenizer, seed=seed, output=tmp_path / "own.matrix")
+        assert (calls[1][0] == answered) == (seed == 0), "0 is the default"
     assert all(row[-len(end) :] == end for row in answered)
 
 

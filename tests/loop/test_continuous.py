@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,18 @@ class FailingDrafter(tr.Drafter):
         return tr.make_drafter("plain").draft(context)
 
 
+AT = ("start", "draft", "observe", "statistics", "describe")
+
+
+def failing_prefixes(at):
+    """Return a prefix cache that cannot be read, or that cannot store the slots of a batched request."""
+    take = failing if at == "take" else lambda ids: (Target(LLAMA).new_cache(), 0)
+    later = iter([None])  # once after the first step
+    return SimpleNamespace(
+        cached_tokens=lambda ids: 0, take=take, keep=lambda *_: next(later, at) == "keep" and failing()
+    )
+
+
 @cache
 def single_outputs():
     """Return the outputs of single decoding for three prompts."""
@@ -201,9 +214,10 @@ def single_outputs():
         {"criteria": [lambda ids, scores, **_: False if ids.shape[1] < 9 else failing()]},
         {"on_step": failing},
         {"on_step": lambda step: step.row and failing()},  # once it is batched
-        *({"drafter": FailingDrafter(at)} for at in ("start", "draft", "observe")),
+        *({"drafter": FailingDrafter(at)} for at in AT),
+        *({"hints": Hints(failing_prefixes(at))} for at in ("take", "keep")),
     ],
-    ids=["processor", "criterion", "client", "client of a batched request", "start", "draft", "observe"],
+    ids=["processor", "criterion", "client", "client of a batched request", *AT, "take", "keep"],
 )
 def test_failure_of_one_request_ends_only_that_request(wrong):
     """The others accept several nodes in the failing step."""
@@ -211,7 +225,7 @@ def test_failure_of_one_request_ends_only_that_request(wrong):
     oracle = Oracle([torch.cat([own[0], torch.tensor(said)]) for own, said in zip(ids, single_outputs(), strict=True)])
     first = texts.join(ids[0], 40, oracle)
     texts.step()
-    failed = texts.join(ids[1], 20, **wrong)
+    failed = texts.join(ids[1], 8, **wrong)
     last = texts.join(ids[2], 40, oracle)
     texts.finish()
     assert isinstance(failed.error, GoneError)

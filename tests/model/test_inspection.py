@@ -87,13 +87,17 @@ def test_layer_states_equal_output_hidden_states(case):
 
 
 def test_drafter_receives_the_states_of_prompt_and_nodes(model):
-    """Also when the prompt is read with the first step or in its own pass, and for each row of a batch."""
+    """Also when the prompt is read with the first step or in its own pass, and for each row of a batch, whose prompts
+    may begin with the same tokens.
+    """
     prompts = [tiny.prompt(0, 40), tiny.prompt(0, 40), tiny.prompt(1, 9), tiny.prompt(2, 5)]
+    prompts += [torch.cat([tiny.prompt(3, 70), tiny.prompt(row, 3)], dim=1) for row in range(2)]
     ids = torch.cat([prompts[2], torch.nn.functional.pad(prompts[3], (4, 0))])
     drafter, how = Reading(), {"max_new_tokens": 6}
     list(tr.stream(model, prompts[0], drafter, **how))
     tr.generate(model, prompts[1], drafter=drafter, **how)
     tr.generate(model, ids, drafter=drafter, attention_mask=(ids != 0).long(), pad_token_id=0, **how)
+    tr.generate(model, torch.cat(prompts[4:]), drafter=drafter, pad_token_id=0, **how)
     for begun, prompt in zip(drafter.begun, prompts, strict=True):
         assert torch.allclose(begun.of_prompt, states_of(model, prompt[0])[:-1], atol=1e-4)
         text = prompt[0].tolist()
@@ -103,6 +107,15 @@ def test_drafter_receives_the_states_of_prompt_and_nodes(model):
                 path = torch.tensor([*text[:-1], *step.draft.tokens[list(above)].tolist()])
                 assert torch.allclose(step.states[node], states_of(model, path)[-1], atol=1e-4)
             text += step.tokens
+
+
+def test_states_that_a_family_leaves_out_are_not_passed_on():
+    """Some families compute only the last token of a prompt in some layers."""
+    (*_, case) = [case for case in SUPPORTED if "shared keys" in str(case)]
+    model, ids = architectures.model_of(case), torch.cat([tiny.prompt(row, 6) for row in range(2)])
+    drafter = Reading(numbers=(1, len(decoder_layers(model)[1])))
+    tr.generate(model, ids, drafter=drafter, max_new_tokens=4, pad_token_id=0)
+    assert not any(hasattr(begun, "of_prompt") for begun in drafter.begun)
 
 
 def test_unavailable_states_are_refused(model):

@@ -11,7 +11,7 @@ from support.cases import paired
 from support.releases import needs
 from support.slots import assert_same_slots
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import token_recycling as tr
 from token_recycling.model.kv_cache import TreeCache
@@ -123,6 +123,33 @@ def test_layer_stores_copies_and_dtypes_as_in_transformers(dtypes):
         before = layer.buffers[0].data_ptr()
         layer.update(first, first)
         assert layer.buffers[0].data_ptr() == before, "only what was shown is copied"
+
+
+def test_copies_of_a_window_drop_their_own_slots():
+    """As when a conversation goes on in two ways."""
+    layers, states = [], torch.randn(1, 2, 400, 4)
+    for layer in (TreeLayer(8), DynamicSlidingWindowLayer(sliding_window=8)):
+        layer.update(*[states[:, :, :20]] * 2)
+        pair = [layer, copy.copy(layer)]
+        for one, end in zip(pair, (400, 21), strict=True):
+            one.update(*[states[:, :, 20:end]] * 2)
+            if isinstance(one, TreeLayer):
+                one.settle([end])
+        layers.append(pair)
+    for ours, theirs in zip(*layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys)
+
+
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_windows_can_be_cropped_only_before_they_are_full(length):
+    """As in transformers, whose layers have dropped the earlier slots."""
+    states, found = torch.randn(1, 2, length, 4), []
+    for layer in (TreeLayer(8), DynamicSlidingWindowLayer(sliding_window=8)):
+        layer.update(states, states)
+        with contextlib.suppress(RuntimeError):
+            layer.crop(-2)
+        found.append(layer.get_seq_length())
+    assert found[0] == found[1]
 
 
 def test_cache_longer_than_the_sequence_is_refused(model):

@@ -120,6 +120,18 @@ def test_token_types_are_accepted_if_all_are_text(make, mark):
     assert model.acceleration.fallback == f"inputs other than token ids are unsupported: {mark}"
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_every_axis_of_the_positions_must_count_tokens(axis):
+    model, ids = seeded_model(qwen2_vl), tiny.prompt(1, 10, PICTURE)
+    positions = torch.arange(10).expand(3, 1, 10).clone()
+    if axis is not None:
+        positions[axis] *= 2
+    wanted = model.generate(ids, position_ids=positions, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, position_ids=positions, **GREEDY), wanted)
+    assert (model.acceleration.fallback is None) == (axis is None)
+
+
 _text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
 PICTURED = {
     "input_ids": _text,

@@ -3,16 +3,18 @@
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support import tiny
+from support.running import Texts
 
 import token_recycling as tr
 from token_recycling._util import files
-from token_recycling.model.pass_times import PassTimes, prior, setting
+from token_recycling.model.pass_times import PassTimes, pass_times, prior, setting
 from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
@@ -64,8 +66,14 @@ def test_unwritable_folder_is_logged_and_harmless(target, monkeypatch, tmp_path,
     assert str(tmp_path / "file") in caplog.text
 
 
-def test_generation_saves_its_measured_times(model, own_cache):
-    tr.generate(model, tiny.prompt(0, 6), drafter="recycling", max_new_tokens=40, do_sample=True)
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_generation_saves_its_measured_times(model, own_cache, in_batch):
+    if in_batch:
+        texts = Texts(model)
+        texts.join(tiny.prompt(0, 6), 40, seed=0)
+        texts.finish()
+    else:
+        tr.generate(model, tiny.prompt(0, 6), drafter="recycling", max_new_tokens=40, do_sample=True)
     (path,) = (own_cache / "costs").iterdir()
     saved = json.loads(path.read_text())
     assert saved["setting"] == setting(Target(model))
@@ -99,6 +107,21 @@ def test_times_depend_on_shape_dtype_and_attention_but_not_on_weights(model):
     others = tiny.llama(intermediate_size=48), tiny.llama().to(torch.bfloat16), tiny.llama(attn_implementation="eager")
     for other in others:
         assert setting(Target(other)) != setting(Target(model)) == setting(Target(tiny.llama(seed=9)))
+
+
+def test_times_depend_on_the_threads_and_on_how_steps_are_made(target):
+    """Also within a process."""
+    ways, threads = [], torch.get_num_threads()
+    try:
+        for count, kind in ((1, ""), (1, "captured"), (2, "")):
+            torch.set_num_threads(count)
+            ways.append((pass_times(target, kind), setting(target, kind)))
+            assert pass_times(target, kind) is ways[-1][0]
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in combinations(ways, 2):
+        assert one[0] is not other[0]
+        assert one[1] != other[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
