@@ -40,6 +40,18 @@ def test_drafter_of_another_package_is_found_by_name(model, monkeypatch):
             tr.make_drafter(f"garbage:{text}")
 
 
+def test_drafter_may_write_to_its_prompt(model):
+    class Wiping(Drafter):
+        def start(self, prompt, target):
+            prompt.zero_()
+            return super().start(prompt, target)
+
+        def draft(self, context):
+            return Draft.chain(context.root)
+
+    check_same(model, Wiping(), tiny.prompt(0, 5), max_new_tokens=9)
+
+
 def test_own_drafters_are_found_without_querying_installed_packages(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
     assert tr.make_drafter("published:tree=chain:3").name == "published"

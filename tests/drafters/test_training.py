@@ -97,6 +97,8 @@ def test_pieces_and_batches_depend_only_on_the_seed():
         return [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=seed)]
 
     assert sum(one != other for one, other in itertools.pairwise(cut(1))) == 4
+    for size, lengths in ((15, [5, 10]), (14, [10])):  # at least half the length
+        assert sorted(map(len, pieces([np.arange(size)], length=10, count=3, seed=1))) == lengths
     shuffled = Shuffled(10, batch=4, seed=1)
     seen = [place for number in range(5) for place in shuffled[number]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))

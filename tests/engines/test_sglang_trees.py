@@ -139,8 +139,9 @@ def test_request_whose_output_is_rolled_back_is_read_again():
     trees, asked = trees_after(0, 0), request([1, 2], [3, 4, 5])
     trees.grow([asked], [[]])
     asked.output_ids = array("q", [6])
-    tokens, _ = trees.grow([asked], [[7]])
-    assert tokens[0] == 7
+    for _ in range(2):  # the second time, the request's output has not grown
+        tokens, _ = trees.grow([asked], [[7]])
+        assert tokens[0] == 7
     assert asked.token_recycling_tokens.tokens.tolist() == [1, 2, 6, 7]
 
 

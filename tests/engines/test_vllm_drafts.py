@@ -241,7 +241,7 @@ def test_logits_of_padding_tokens_are_not_learned():
     batches._runner = runner_for([ending, seeded], tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1], []], "the model adds the last token; a seeded request may have no draft"
-    batches._runner = runner_for([new_request(min_tokens=4), new_request()], tokens, [0, 0], [6, 6])
+    batches._runner = runner_for([new_request(min_tokens=4, seed=0), new_request()], tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1, 2], []], "the fourth token may be followed by a stop token"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])

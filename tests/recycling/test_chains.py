@@ -41,14 +41,15 @@ def test_chains_equal_those_of_single_sequences_when_every_token_pays():
 
 
 def gains_of(texts):
-    """Return the gains of all candidate tokens, best first."""
+    """Return the gains of each text's candidate tokens."""
     drafting = Drafting()
     recyclers = [drafting.recycler() for _ in texts]
     drafting(texts, recyclers)
-    return np.sort(np.concatenate([recycler.gains(recycler.grown) for recycler in recyclers]).astype(np.float64))[::-1]
+    return [recycler.gains(recycler.grown).astype(np.float64) for recycler in recyclers]
 
 
-GAINS = gains_of(TEXTS)
+OWN_GAINS = gains_of(TEXTS)
+GAINS = np.sort(np.concatenate(OWN_GAINS))[::-1]
 
 
 @given(
@@ -67,6 +68,8 @@ def test_batch_size_maximizes_tokens_per_second(rises, least_gain):
     rates /= costs[min(2, len(costs) - 1) :][: len(rates)]
     size = sum(map(len, drafted))
     assert rates[size] == pytest.approx(rates.max(), rel=1e-6)
+    expected = sum(own[: len(tokens)].sum() for own, tokens in zip(OWN_GAINS, drafted, strict=True))
+    assert expected == pytest.approx(GAINS[:size].sum()), "the best tokens of all sequences"
 
 
 def test_one_token_sequence_has_no_draft_and_leaves_others_unchanged():
