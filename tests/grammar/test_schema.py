@@ -89,6 +89,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"type": "array", "items": {"type": ["boolean", "null"]}, "uniqueItems": True},
     {"not": {"pattern": "^[ab]*$"}}, {"if": {"pattern": "^a|b$"}, "then": {"maxLength": 1}},
     {"properties": {"a": {"$recursiveRef": "#"}, "b": {"type": "string"}}, "type": "object"},
+    {"prefixItems": [{}, {}, {}], "items": False, "minItems": 1, "maxItems": 2}, {"format": "hostname", "maxLength": 3},
     {"uniqueItems": False}, {"uniqueItems": True, "maxItems": 1}, {"unevaluatedItems": False, "prefixItems": [True]},
     {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, {"required": ["a"]},
     {"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"a": False}},
@@ -284,6 +285,12 @@ ADMITTED: list[tuple[dict[str, Any], Any]] = [
       for names in ("a", "ab", "bc", "abc")),
     # Branches that differ because of a keyword next to oneOf.
     ({"type": "object", "required": ["tag"], "oneOf": TAGGED}, {"tag": "y", "y": 1}),
+    # 1 and true differ, and a number of 0 is stated.
+    ({"type": "array", "items": {"enum": [1, "a", True]}, "uniqueItems": True}, [1, True]),
+    ({"contains": {"const": 1}, "minContains": 0}, [2]),
+    # A definition is closed where it stands alone, and open next to further properties.
+    ({"type": "object", "properties": {"a": {"$ref": "#/$defs/c"}, "b": {"$ref": "#/$defs/c", "properties": {"d": {}}}},
+      "$defs": {"c": CARD}}, {"a": {"card": 1}, "b": {"card": 1, "d": 2}}),
 ]  # fmt: skip
 
 

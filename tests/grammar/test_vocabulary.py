@@ -59,6 +59,8 @@ def test_outputs_of_every_tokenizer_are_json_of_the_schema(make):
     known = vocabulary(tokenizer, size, [stop, other, size - 1])
     grammar = compiled(known, "json_schema", SCHEMA)
     assert grammar.stops == (stop, other)  # the tokenizer does not know the last one
+    with pytest.raises(ValueError, match="no output except the empty one"):
+        compiled(known, "regex", "")
     texts = ('{"name": "x", "age": 1}', '{"name": "x", "age": 1}\N{SNOWMAN}')
     assert [grammar.admits(known, text) for text in texts] == [True, False]
     assert vocabulary(tokenizer, 9, stop).vocab_size == len(tokenizer), (
