@@ -12,6 +12,7 @@ from support import tiny
 from transformers import StoppingCriteriaList
 
 import token_recycling as tr
+from token_recycling._util.text_stream import StepRecorder
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.serving.decoding_thread import DecodingThread
 
@@ -99,10 +100,15 @@ def test_seeded_call_equals_generate_and_keeps_the_global_random_state(model, de
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_error_is_raised_in_the_calling_thread(model, decoder):
-    def failing(ids, scores, **_):
+def test_error_is_raised_in_the_calling_thread(model, decoder, monkeypatch):
+    def failing(*_, **__):
         raise ZeroDivisionError
 
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "join", failing)
+        with pytest.raises(ZeroDivisionError):
+            decoder.model(tr.make_drafter("suffix"), 0).generate(tiny.prompt(0, 5))
+    assert not decoder._waiting, "nothing waits for a request that has not joined"
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False}
     with pytest.raises(ZeroDivisionError):
         decoder.model(tr.make_drafter("suffix"), 0).generate(
@@ -110,6 +116,13 @@ def test_error_is_raised_in_the_calling_thread(model, decoder):
         )
     said = decoder.model(tr.make_drafter("suffix"), 0).generate(**arguments)
     assert torch.equal(said, model.generate(**arguments))
+    draft, received = (lambda self, context: tr.Draft.chain(said[0, len(context.tokens) - 1 :])), []
+    for generate in (model.generate, decoder.model(type("Known", (tr.Drafter,), {"draft": draft})(), 0).generate):
+        recorder = StepRecorder()
+        with pytest.raises(ZeroDivisionError):
+            generate(**arguments, streamer=recorder, stopping_criteria=[lambda ids, _, **__: 0 // (10 - ids.shape[1])])
+        received.append(recorder.tokens)
+    assert received[1] == received[0] == said[0, 5:9].tolist(), "also the tokens of the failed step"
 
 
 def test_batch_error_fails_running_calls_but_not_later_ones(model, decoder, monkeypatch):

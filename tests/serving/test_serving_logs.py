@@ -77,6 +77,7 @@ def test_json_lines_are_single_objects_with_tracebacks(capfd):
             logger.handlers[:], logger.propagate = handlers, propagate
             logger.setLevel(level)
     first, second = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert first["time"].endswith("+00:00"), "collectors need the time zone"
     assert (first["level"], first["event"]) == ("error", "it failed")
     assert "in two lines" in first["trace"]
     assert second["logger"] == "somebody.else"

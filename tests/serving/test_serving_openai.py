@@ -230,6 +230,8 @@ def test_codex_request_becomes_a_chat():
 def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part):
     message = Message.model_validate({"role": "assistant", "content": [part, "a"], "reasoning_content": None})
     assert template_message(message) == {"role": "assistant", "content": "a", "reasoning_content": "well"}
+    message = Message.model_validate({"role": "assistant", "content": [part, "a"], "reasoning_content": "so"})
+    assert template_message(message)["reasoning_content"] == "so"
 
 
 def test_reasoning_next_to_text_and_calls_is_left_out_if_the_template_rejects_it():

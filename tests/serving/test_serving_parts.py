@@ -23,6 +23,7 @@ from token_recycling.serving.engine import Engine
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.generation import Generation
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
+from token_recycling.serving.logprobs import chat_logprobs, completion_logprobs
 from token_recycling.serving.output import Output, ScoredToken, StopTrimmer, whole
 from token_recycling.serving.prompt import check_template, render_prompt
 from token_recycling.serving.protocol import Request
@@ -92,6 +93,10 @@ def test_messages_are_merged_for_templates_whose_roles_alternate():
     messages = [Message(role=role, content=text) for role, text in zip(roles, "abcde", strict=True)]
     shown = tokenizer.decode(render_prompt(tokenizer, messages)[0])
     assert shown == "system: e\nuser: a\n\nb\nassistant: c\n\nd\n"
+    tokenizer.chat_template = ALTERNATES + "{% if messages[-1].role == 'system' %}{{ raise_exception('?') }}{% endif %}"
+    shown = tokenizer.decode(render_prompt(tokenizer, messages[-1:])[0])
+    assert shown == "system: e\nuser: \n", "some templates need a user"
+    tokenizer.chat_template = ALTERNATES
     messages[2].tool_calls = [ToolCall(function={"name": "look"})]
     with pytest.raises(ApiError, match="no user at 2"):
         render_prompt(tokenizer, messages)
@@ -208,6 +213,28 @@ def test_logprob_recorder_frees_the_distributions_of_scored_tokens():
         recorder(torch.zeros(1, 1), torch.tensor([[0.0, -torch.inf, -torch.inf]]))
         scored = recorder.scored(1, token)
         assert min(scored.logprob, *dict(scored.top).values()) > -torch.inf
+
+
+class Marked:
+    """A tokenizer of SentencePiece's words: alone, a token has no space before it."""
+
+    def decode(self, tokens, **_):
+        return ("a", "a", "b")[tokens[0]]
+
+    def convert_ids_to_tokens(self, token):
+        return ("\u2581a", "a", "\u2581b")[token]
+
+
+def test_log_probabilities_of_tokens_with_equal_texts():
+    """The most probable one counts. Only the text's first token is written without the space before it."""
+    scored = [ScoredToken(token, -3.0, [(0, -1.0), (2, -2.0), (1, -3.0)]) for token in (1, 2)]
+    found = completion_logprobs(Marked(), scored, [0, 1], 3)
+    assert found["top_logprobs"] == [{"a": -1.0, "b": -2.0}] * 2
+    first, second = chat_logprobs(Marked(), scored, [0, 1])["content"]
+    for entry, space in ((first, b""), (second, b" ")):
+        tops = [bytes(one["bytes"]) for one in entry["top_logprobs"]]
+        assert tops == [space + b"a", space + b"b", b"a"]
+    assert (bytes(first["bytes"]), bytes(second["bytes"])) == (b"a", b" b")
 
 
 def test_missing_extra_is_named(monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import socket
 import time
@@ -16,6 +17,7 @@ from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import ascii_llama
 
+from token_recycling.model.prepacking import prepack
 from token_recycling.serving import batch_slots, create_app
 from token_recycling.serving.errors import CancelledError, add_error_handlers
 
@@ -128,10 +130,14 @@ def build(model, tokenizer=None, **settings):
     return create_app(model, tokenizer or tiny.tokenizer(), **settings).state.engine
 
 
-def test_batch_slots_fit_in_memory(model, monkeypatch):
+@pytest.mark.parametrize("packed", [False, True])
+def test_batch_slots_fit_in_memory(model, monkeypatch, packed):
+    """Next to the weights, and their prepacked copy."""
+    model = copy.deepcopy(model)
     with contextlib.closing(build(model)) as engine:
         assert engine.slots.size == 4
     weights = sum(weight.nbytes for weight in model.parameters())
+    weights += prepack(model, True, fixed=True).nbytes if packed else 0
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     sequence = (4096 + 4096 // 8) * slot  # with slots to spare
     needed = weights + 2 * sequence

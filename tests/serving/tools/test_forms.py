@@ -55,6 +55,8 @@ def test_compilation_is_skipped_for_a_disconnected_client(model, tokenizer):
 
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
+LOOSE = {**SCHEMA, "properties": {"at": {**SCHEMA["properties"]["at"], "format": "place"}}}
+"""With a keyword that strict schemas must not have."""
 FORMS = [
     {"type": "json_object"},
     {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}},
@@ -63,9 +65,9 @@ FORMS = [
 
 SAME = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"response_format": FORMS[1]}),
-    ({"structured_outputs": {"json": SCHEMA}}, {"response_format": {"type": "json_object", "schema": SCHEMA}}),
+    ({"structured_outputs": {"json": LOOSE}}, {"response_format": {"type": "json_object", "schema": LOOSE}}),
     ({"structured_outputs": {"grammar": 'root ::= "x" [yz]'}}, {"structured_outputs": {"regex": "x[yz]"}}),
-    ({"structured_outputs": {"json_object": True}}, {"response_format": FORMS[0]}),
+    ({"structured_outputs": {"json_object": True}, "response_format": {"type": "text"}}, {"response_format": FORMS[0]}),
     ({"structured_outputs": {"choice": ['a "b"', "\\é😀"]}}, {"structured_outputs": {"regex": r'a "b"|\\é😀'}}),
 ]
 

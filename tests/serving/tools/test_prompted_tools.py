@@ -78,6 +78,8 @@ def test_calls_and_results_become_messages(more):
         '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>\n'
         "user: <tool_response>\nhere\n</tool_response>\n<tool_response>\nthere\n</tool_response>\nand?\nassistant: "
     )
+    bare = [USED[0], {**USED[1], "content": None}, *USED[2:]]
+    assert prompt_of(TEMPLATE, bare, **more) == prompt_of(TEMPLATE, USED, **more).replace("Let me see.\n", "")
 
 
 @pytest.fixture

@@ -74,16 +74,22 @@ def test_special_tokens_except_delimiters_are_not_shown(tokenizer):
 
 
 def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
+    def thought(text):
+        return {"type": "reasoning", "id": text, "content": [{"type": "reasoning_text", "text": text}]}
+
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "where?"}]},
         {"type": "reasoning", "id": "r", "summary": []},
+        *map(thought, "st"),
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
         {"type": "function_call", "call_id": "one", "name": "look", "arguments": '{"at": 1}'},
+        thought("u"),
         {"type": "function_call", "call_id": "two", "name": "look", "arguments": '{"at": 2}'},
         {"type": "function_call_output", "call_id": "one", "output": "here"},
     ]
     body = ResponsesRequest(input=items, instructions="Be brief.", tools=FLAT, tool_choice="auto").as_chat()
     assert body.shown_tools == TOOLS
+    assert [message.model_extra.get("reasoning_content") for message in body.messages] == [None, None, "stu", None]
     shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
     shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", shown)
@@ -95,7 +101,7 @@ def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
 @pytest.mark.parametrize("added", [False, True])
 def test_functions_of_a_namespace_are_called_by_their_own_name(server, says, added):
     """Codex sends the functions of MCP servers in namespaces, some models' in items (openai/codex#32318)."""
-    other = [{"type": "custom", "name": "exec"}, {"type": "function", "name": "go"}]
+    other = [{"type": "custom", "name": "exec"}, {"type": "function", "name": "go__on"}]
     groups = [{"type": "namespace", "name": "mcp__repl", "tools": tools} for tools in (FLAT, other)]
     item, output = {"type": "additional_tools", "role": "developer", "tools": groups}, "function_call_output"
     called = {"type": "function_call", "call_id": "one", "namespace": "mcp__repl", "name": "look", "arguments": "{}"}
@@ -104,10 +110,10 @@ def test_functions_of_a_namespace_are_called_by_their_own_name(server, says, add
     sent = ResponsesRequest(**body).as_chat()
     names = [tool["function"]["name"] for tool in sent.shown_tools]
     assert (names, sent.messages[1].tool_calls[0].function.name) == (
-        ["look", "mcp__repl__look", "mcp__repl__go"],
+        ["look", "mcp__repl__look", "mcp__repl__go__on"],
         names[1],
     )
-    for name, shown in (("look", ("look", None)), ("mcp__repl__look", ("look", "mcp__repl"))):
+    for name, shown in zip(names, (("look", None), ("look", "mcp__repl"), ("go__on", "mcp__repl")), strict=True):
         says(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>')
         for stream in (server.client().responses.stream, None):
             if stream is None:
@@ -155,6 +161,7 @@ def test_calls_of_model_families_are_parsed(family):
         ({"const": True}, "true", True),
         ({"allOf": [{"$ref": "#/$defs/level"}], "description": "1 or 2"}, "1", 1),
         ({"enum": ["1", "true"]}, "1", "1"),
+        ({"type": "string", "nullable": True}, "null", None),
         ({"type": "string"}, "12", "12"),
         ({}, "12", "12"),
     ],
