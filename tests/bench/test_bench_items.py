@@ -27,6 +27,10 @@ def test_question_longer_than_the_context_is_a_failure(tmp_path):
     assert [one["failure"] is None for one in found] == [False, False, True, True]
     assert found[0]["failure"].startswith("PromptTooLongError: the prompt must have fewer tokens")
     assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
+    short = [Question(f"short/{text}", "short", (text,), "turns") for text in ("a", "a b c d")]
+    *apart, generated, plain = benching.run(where, benching.plan(["plain"], short, False, [1, 2]), tmp_path / "batch")
+    assert min(one["tokens"] for one in apart) < max(one["tokens"] for one in apart)
+    assert generated["tokens"] == plain["tokens"] == 2 * min(one["tokens"] for one in apart)
 
 
 def test_text_longer_than_the_context_is_continued_from_an_earlier_position(tmp_path):

@@ -204,9 +204,9 @@ def test_different_output_is_recorded_with_its_margin(tmp_path, monkeypatch):
     assert one["divergence"] == {"turn": 0, "place": place, "expected": plain[place], "got": 65}
 
 
-def outcome(tokens, total, lengths=None):
+def outcome(tokens, total, lengths=None, first=0.75):
     return Outcome(
-        [torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, 0.5, total - 1, total, total / 2, None
+        [torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, first, total - 1, total, total / 2, None
     )
 
 
@@ -215,9 +215,9 @@ def test_row_of_two_turns_and_three_repeats():
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [
-        [outcome(loop, 9.0, [4, 12]), outcome(answer, 9.0, [2, 2])],
-        [outcome(loop, 2.0, [8, 8]), outcome(answer, 3.0, [2, 2])],
-        [outcome(loop, 1.0, [4, 12]), outcome([4, 5], 1.0, [2, 0])],
+        [outcome(loop, 9.0, [4, 12]), outcome(answer, 9.0, [2, 2], 0.25)],
+        [outcome(loop, 2.0, [8, 8]), outcome(answer, 3.0, [2, 2], 0.25)],
+        [outcome(loop, 1.0, [4, 12]), outcome([4, 5], 1.0, [2, 0], 0.25)],
     ]
     wanted = [outcome(loop, 1.0), outcome(answer, 1.0)]
     divergences = [divergence_of(where.model, wanted, repeat) for repeat in repeats]
@@ -226,6 +226,7 @@ def test_row_of_two_turns_and_three_repeats():
     assert found["processor_seconds"] == [9.0, 2.5, 1.0]
     assert found["seconds"] == [16.0, 3.0, 0.0]
     assert found["prefill_seconds"] == [1.0, 1.0, 1.0]
+    assert found["last_prefill_seconds"] == [0.25, 0.25, 0.25]
     assert (found["prompt_tokens"], found["tokens"], found["steps"], found["mat"]) == (6, 20, 4, 5.0)
     assert (found["loop_tokens"], found["loop_steps"]) == (16, 2)
     # Of 13 4-grams of the loop 9 are repeated; the answer has 1.

@@ -117,10 +117,10 @@ def test_full_conversation_can_be_reset(chatty_dir):
 
 
 def test_terminal_shows_prompts_until_ctrl_d(chatty_dir, terminal):
-    prompts = terminal("a\\", "b", KeyboardInterrupt(), "/nothing")
+    prompts = terminal("a\\", "b", "c\\", KeyboardInterrupt(), "/nothing")
     result = run("chat", chatty_dir, *FEW)
     assert result.exit_code == 0
-    assert prompts == ["> ", "", "> ", "> ", "> "]
+    assert prompts == ["> ", "", "> ", "", "> ", "> "]
     (answer,) = answers(chatty_dir, "a\nb")
     assert answer in result.stdout
     assert "Ctrl-D" in result.stdout.splitlines()[0]

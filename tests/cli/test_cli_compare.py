@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
 from token_recycling.bench.methods import Transformers
+from token_recycling.cli.comparison import bfloat16_speedup
 
 FIXED = ("--drafter", "recycling:tree=8")
 """A fixed tree, whose size does not depend on the machine."""
@@ -34,6 +36,15 @@ def test_compare_prints_answers_and_a_table(tiny_model_dir, prompt_folder):
     for name in ("bfloat16:", "warm-up:"):
         (line,) = [line for line in lines if line.startswith(name)]
         assert re.match(rf"{name} +\d+\.\d", line)
+
+
+def test_speedup_of_bfloat16_is_over_float32():
+    def prompt(seconds, answered=True):
+        row = {"tokens": 12, "first_tokens": 1, "seconds": [seconds / 2], "total_seconds": [seconds]}
+        return SimpleNamespace(rows={"accelerated": row}, answered=answered)
+
+    halved = [prompt(1.0), prompt(9.0), prompt(2.0)]
+    assert bfloat16_speedup(halved, [prompt(2.0), prompt(0.0, answered=False), prompt(4.0), prompt(99.0)]) == 2.0
 
 
 def test_empty_answers_have_no_speed(loaded, tiny_model_dir, tmp_path):
