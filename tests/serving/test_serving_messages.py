@@ -24,6 +24,22 @@ def test_count_tokens_equals_usage(server):
     assert usage[1]["cache_read_input_tokens"] > 0
 
 
+@pytest.mark.parametrize("end", [";", ";\n", ""])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_billing_line_of_claude_code_does_not_prevent_caching(server, is_text, end):
+    """Its checksum changes with every request; it is a block of its own, or the start of the text."""
+    read, rest = [], f"\nimport os {end}{is_text}" * 20
+    for checksum in ("fa690", "0aaa9"):
+        line = f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={checksum}{end}"
+        system = line + rest if is_text else [{"type": "text", "text": text} for text in (line, rest)]
+        usage = server.post("/v1/messages", {**ASKED, "system": system, "max_tokens": 1}).json()["usage"]
+        read.append(usage["input_tokens"])
+    assert read[0] > 50
+    assert read[1] == 1
+    (message, _) = MessagesRequest.model_validate({**ASKED, "system": system}).as_chat().messages
+    assert message.content == (rest.lstrip() if is_text else rest)
+
+
 def test_claude_code_request_becomes_a_chat():
     """Hints, system blocks, calls with their results, and server-side tools."""
     called = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticOmit, from_json
 
-from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type, tag_of, text_only
+from ..conversation import Function, FunctionName, Part, Tool, only_of_type, tag_of, text_only
 from ..engine import Engine, Job
 from ..errors import invalid, warn_ignored
 from ..generation import Generation
@@ -34,6 +34,10 @@ from .common import Event, Parts
 PREFIX = "msg_"
 
 
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*\w+=[\w.-]*;?)*\s*")
+"""Claude Code's line for Anthropic's billing, a block of its own or the start of the system message. It changes with
+every request, so that nothing after it could be cached; Anthropic's API leaves it out too.
+"""
 _OF_SERVER_TOOLS = re.compile(r"(?:server|mcp)_tool_use|\w+_tool_result|tool_reference")
 """Types of blocks about tools that another server ran or searched earlier in the conversation."""
 
@@ -221,7 +225,9 @@ class TokenCountRequest(TemplatedRequest):
 
     def as_chat(self, format_field: str = "", **more: Any) -> ChatRequest:
         """Return the request as a chat; `format_field` is its own name of the output format."""
-        system = [{"role": "system", "content": joined(self.system)}] if self.system else []
+        blocks = [self.system] if isinstance(self.system, str) else [block.text or "" for block in self.system or ()]
+        instructions = "".join(_BILLING.sub("", block) for block in blocks)
+        system = [{"role": "system", "content": instructions}] if instructions else []
         choice = self.tool_choice
         if choice is not None and choice.disable_parallel_tool_use:
             more["parallel_tool_calls"] = False
