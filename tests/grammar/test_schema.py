@@ -159,7 +159,10 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"properties": {"a": {"allOf": [{"contains": {"const": value}} for value in "abc"]}}},
     ],
     "#/multipleOf: admits no value": [{"minimum": 0.1, "maximum": 0.2, "multipleOf": 0.3, "type": "number"}],
-    "#/pattern": [{"pattern": f"^{'(?=a)' * 17}"}, {"pattern": r"(a)\1"}, {"pattern": r"^a\b"}],
+    "#/patternProperties: ": [{"patternProperties": {"\ud800": True}, "type": "object"}],
+    "#/pattern": [
+        {"pattern": f"^{'(?=a)' * 17}"}, {"pattern": "[\ud800]"}, {"pattern": r"(a)\1"}, {"pattern": r"^a\b"},
+    ],
     "#/minProperties: above 1 is not": [{**OBJECT_A, "minProperties": 2}],
     "#/minProperties": [
         {"minProperties": 2},

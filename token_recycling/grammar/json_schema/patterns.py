@@ -133,6 +133,8 @@ def _literal(text: str) -> str:
 
 
 def _pieces(pattern: str, either: bool) -> Iterator[str]:
+    if any("\ud800" <= character <= "\udfff" for character in pattern):
+        raise ValueError("lone surrogates are not characters")
     flags = _FLAGS.match(pattern)
     position = flags.end() if flags else 0
     yield pattern[:position]
