@@ -227,14 +227,15 @@ class Marked:
 
 def test_log_probabilities_of_tokens_with_equal_texts():
     """The most probable one counts. Only the text's first token is written without the space before it."""
-    scored = [ScoredToken(token, -3.0, [(0, -1.0), (2, -2.0), (1, -3.0)]) for token in (1, 2)]
-    found = completion_logprobs(Marked(), scored, [0, 1], 3)
-    assert found["top_logprobs"] == [{"a": -1.0, "b": -2.0}] * 2
-    first, second = chat_logprobs(Marked(), scored, [0, 1])["content"]
-    for entry, space in ((first, b""), (second, b" ")):
-        tops = [bytes(one["bytes"]) for one in entry["top_logprobs"]]
-        assert tops == [space + b"a", space + b"b", b"a"]
-    assert (bytes(first["bytes"]), bytes(second["bytes"])) == (b"a", b" b")
+    top = [(0, -1.0), (2, -2.0), (1, -3.0)]
+    scored = [ScoredToken(token, -3.0, top, begins_text=token == 1) for token in (1, 2)]
+    wanted = [{"a": -1.0, "b": -2.0}, {" a": -1.0, " b": -2.0, "a": -3.0}]
+    assert completion_logprobs(Marked(), scored, [0, 1], 3)["top_logprobs"] == wanted
+    for entry, texts in zip(
+        chat_logprobs(Marked(), scored)["content"], (["a", "a", "b", "a"], [" b", " a", " b", "a"]), strict=True
+    ):
+        assert [one["token"] for one in (entry, *entry["top_logprobs"])] == texts
+        assert [bytes(one["bytes"]).decode() for one in (entry, *entry["top_logprobs"])] == texts
 
 
 def test_missing_extra_is_named(monkeypatch):
