@@ -228,7 +228,7 @@ class Marked:
 def test_log_probabilities_of_tokens_with_equal_texts():
     """The most probable one counts. Only the text's first token is written without the space before it."""
     top = [(0, -1.0), (2, -2.0), (1, -3.0)]
-    scored = [ScoredToken(token, -3.0, top, begins_text=token == 1) for token in (1, 2)]
+    scored = [ScoredToken(token, -3.0, top, begins_text=token == 0) for token in (0, 2)]
     wanted = [{"a": -1.0, "b": -2.0}, {" a": -1.0, " b": -2.0, "a": -3.0}]
     assert completion_logprobs(Marked(), scored, [0, 1], 3)["top_logprobs"] == wanted
     for entry, texts in zip(
