@@ -11,6 +11,7 @@ import inspect
 import itertools
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -342,9 +343,11 @@ def steering_by_token(model):
 
 
 def a_weight(model):
-    def processor(ids, scores):
+    held = weakref.ref(model)
+
+    def processor(ids, scores, found=held):
         with torch.no_grad():
-            model.lm_head.weight[int(ids[0, -1])] *= 0.5
+            found().lm_head.weight[int(ids[0, -1])] *= 0.5
         return scores
 
     return {"logits_processor": [processor]}
@@ -440,9 +443,10 @@ def length_of_the_cache(model):
 
 def keys_of_the_cache(model):
     cache = DynamicCache(config=model.config)
+    layer = cache.layers[0]
     return {
         "past_key_values": cache,
-        "logits_processor": [lambda ids, scores: _boost(scores, cache.layers[0].keys[0, :, -1])],
+        "logits_processor": [lambda ids, scores: _boost(scores, layer.keys[0, :, -1])],
     }
 
 
