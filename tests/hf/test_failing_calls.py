@@ -22,6 +22,7 @@ from support.releases import needs
 from support.running import GoneError
 from support.slots import assert_same_slots
 from transformers import DynamicCache, TextIteratorStreamer
+from transformers.cache_utils import DynamicLayer
 
 import token_recycling as tr
 from token_recycling.model.hidden import decoder_layers
@@ -197,3 +198,15 @@ def test_sequence_beyond_the_position_limit_fails_at_the_same_token_as_generate(
         with pytest.raises(IndexError):
             generate(ids, max_new_tokens=20, do_sample=False, streamer=streamer)
         assert streamer.given == text.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batch_beyond_the_position_limit_leaves_layers_of_transformers(seed):
+    """One row reaches the limit before the others, which cannot be continued to it."""
+    model, cache = tr.accelerate(model_of(named("gpt2")), "suffix"), DynamicCache()
+    torch.manual_seed(seed)
+    with pytest.raises(IndexError):
+        model.generate(
+            tiny.prompt(0, 5, VOCABULARY).repeat(3, 48), max_new_tokens=40, do_sample=True, top_k=2, cache=cache
+        )
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}

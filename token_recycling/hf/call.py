@@ -388,10 +388,11 @@ def _leave(cache: TreeCache, call: GenerateCall, requests: list[Request], stoppi
     from .handover import give_back
 
     columns = [request.sequence.columns for request in requests] if len(requests) > 1 else []
-    with suppress(Exception):  # an interrupt may leave slots in any state
+    with suppress(Exception):  # as the call itself
         if len({*columns}) > 1 and call.padding_token is not None:
             fill_up(requests, cache, call.padding_token)
-        columns = [min(call.paddings) + cache.length + 1, *(columns if stopping is None else [stopping.columns])]
+    columns = [min(call.paddings) + cache.length + 1, *(columns if stopping is None else [stopping.columns])]
+    with suppress(Exception):  # an interrupt may leave slots in any state
         give_back(cache, call.cache, call.paddings, min(columns))
 
 
