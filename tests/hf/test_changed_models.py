@@ -254,13 +254,14 @@ NOT_FITTING = {
 
 
 @pytest.mark.parametrize("name", NOT_FITTING)
-def test_change_that_does_not_fit_the_drafter(name, tmp_path):
+def test_change_that_does_not_fit_the_drafter(name, tmp_path, caplog):
     change, reason = NOT_FITTING[name]
     both = SideBySide(lambda: tiny.llama(seed=2))
     tr.accelerate(both.accelerated, example(name, both.accelerated, tmp_path))
     both.change(outcome)
     both.change(change)
     both.assert_same(outcome, reason)
+    assert ("starting again with an empty matrix" in caplog.text) == (name in ("published", "recycling", "fuse"))
 
 
 def rolled(own):
