@@ -156,6 +156,23 @@ def test_conversation_refused_or_ignored_by_the_template_is_merged_into_turns(te
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
+def test_ignored_system_messages_are_found_at_once(monkeypatch):
+    """Not one by one, since clients choose their number."""
+    tokenizer, rendered = chat_tokenizer(), []
+    usual = type(tokenizer).apply_chat_template
+    monkeypatch.setattr(
+        type(tokenizer), "apply_chat_template", lambda *args, **more: (rendered.append(1), usual(*args, **more))[1]
+    )
+    counts = []
+    for number in (5, 50):
+        rendered.clear()
+        body = ChatRequest.model_validate({"messages": [ASKED, RULES] * number})
+        shown = tokenizer.decode(render_prompt(tokenizer, body.messages)[0])
+        assert shown == "user: q\nsystem: A\n" * number + "assistant: "
+        counts.append(len(rendered))
+    assert counts[1] <= counts[0] < 10
+
+
 def test_legacy_function_calls_become_tool_calls():
     called = {"name": "look", "arguments": '{"at": 1}'}
     messages = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -111,16 +112,11 @@ def _ignores_system(tokenizer: PreTrainedTokenizerBase, conversation: list[dict[
     places = [at for at, message in enumerate(conversation) if message["role"] in _SYSTEM and message["content"]]
     if not places or (places == [0] and len(conversation) > 1 and _shows_system(tokenizer)):
         return False
-
-    def text(changed: int | None = None) -> Any:
-        messages = [
-            {**message, "content": message["content"] + "." * (at == changed)}
-            for at, message in enumerate(conversation)
-        ]
-        return _rendered(tokenizer, messages, tokenize=False, **variables)
-
-    shown = text()
-    return any(text(changed=place) == shown for place in places)
+    mark, marked = uuid.uuid4().hex, [*conversation]
+    for at in places:
+        marked[at] = {**conversation[at], "content": f"{mark}{at}."}
+    shown = re.findall(rf"{mark}(\d+)\.", _rendered(tokenizer, marked, tokenize=False, **variables))
+    return not {*places} <= {*map(int, shown)}
 
 
 def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
