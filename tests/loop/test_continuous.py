@@ -274,6 +274,17 @@ def test_prefix_of_a_request_that_failed_within_a_step_is_correct():
         assert texts.outputs[again] == plain(model, longer, 12)
 
 
+@pytest.mark.parametrize("rest", [3, 30, 200])
+def test_recurrent_states_are_kept_shortly_before_the_end_of_a_prompt(rest):
+    """However many tokens its last piece has."""
+    texts = Texts(architectures.model_of(recurrent("falcon_h1")))
+    ids, prefixes = tiny.prompt(0, 512 + rest), PrefixCache(texts.batch.target, 10**9).of("")
+    texts.join(ids, 2, hints=Hints(prefixes))
+    texts.finish()
+    ids[0, -2:] = 0
+    assert 2 < ids.shape[1] - prefixes.cached_tokens(ids[0]) < 64
+
+
 @dataclass
 class Sampling(tr.Drafter):
     """Samples one token from a distribution other than the model's, so acceptance takes further random numbers."""

@@ -96,20 +96,18 @@ class Batch:
             request.cached = len(sequence) - 1
 
     def keep_states_before_ending(self) -> None:
-        """Read all but the last tokens of the only prompt, and store its recurrent states there, if it has a prefix
-        cache. States cannot be cut, and chat templates repeat earlier turns without the tokens that began the answer,
-        such as empty reasoning.
+        """Read all but the last tokens of the only prompt, unless few are uncached, and store its recurrent states
+        there, if it has a prefix cache. States cannot be cut, and chat templates repeat earlier turns without the
+        tokens that began the answer, such as empty reasoning.
         """
         (request,) = self.requests
-        info, prefixes, uncached = (
-            self.target.info,
-            request.hints.prefixes,
-            request.sequence.length - 1 - request.cached,
-        )
-        resumes = info.recurrent and info.reads_on and prefixes is not None and prefixes.cache.limit > 0
-        if resumes and uncached >= _LEAST_RESUMED:
+        info, prefixes = self.target.info, request.hints.prefixes
+        if not (info.recurrent and info.reads_on and prefixes is not None and prefixes.cache.limit > 0):
+            return
+        uncached = request.sequence.length - 1 - request.cached
+        if uncached >= _LEAST_RESUMED:
             self.read(uncached - _ENDING)
-            self.keep_prefix(0, request.cached + 1)
+        self.keep_prefix(0, request.cached + 1)
 
     @outside_inference_mode
     def begin(self, captured: CapturedPasses | None = None) -> None:
