@@ -118,6 +118,21 @@ def test_methods_read_and_set_attributes_of_the_model_itself(model):
     assert model.calls == 4
 
 
+class Copying(LlamaForCausalLM):
+    """Decodes with a copy of itself."""
+
+    def generate(self, *inputs, **arguments):
+        for duplicate in (copy.copy, copy.deepcopy, pickled):
+            output = super(Copying, duplicate(self)).generate(*inputs, **arguments)
+        return output
+
+
+def test_methods_can_copy_the_model(model):
+    model.__class__, wanted = Copying, model.generate(IDS, **GREEDY)
+    for prepare in (lambda model: model, tr.accelerate):
+        assert torch.equal(tr.generate(prepare(model), IDS, **GREEDY), wanted)
+
+
 @pytest.mark.parametrize("accelerate", [tr.accelerate, lambda model: tr.generate(model, IDS)])
 def test_generate_set_on_the_instance_causes_a_warning(model, caplog, accelerate):
     """Such as a repository's `custom_generate`: it is called instead of the accelerated `generate`."""

@@ -9,6 +9,7 @@ reason. Calls that transformers decodes in another way (beam search, assisted ge
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable
@@ -152,7 +153,9 @@ class _Accelerated(PreTrainedModel):
         return cls.plain_class()(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy under the name of the model's plain class."""
+        """Pickle and copy under the name of the model's plain class; of a view, copy the model."""
+        if self.acceleration.original is not None:
+            return copy.copy, (self.acceleration.original,)
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
         cls = type(self)
         return _unfilled, (cls.__bases__[1] if cls in _contents_as_made else cls.plain_class(),), *state
