@@ -1,6 +1,6 @@
 """Log-probabilities of an output in the format of OpenAI's API, with the bytes of each token.
 
-A token is decoded once per response: the same ones are probable at many positions.
+A token is decoded once per response or event of a stream: the same ones are probable at many positions.
 """
 
 from __future__ import annotations
@@ -44,10 +44,14 @@ def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken])
     The concatenated bytes of the tokens are those of the text, although a token may be a part of a character.
     """
 
-    text, bytes_of = cache(partial(token_text, tokenizer)), cache(partial(token_bytes, tokenizer))
+    @cache
+    def text_and_bytes(token: int, first: bool) -> tuple[str, bytes]:
+        text = token_text(tokenizer, token, first)
+        return text, token_bytes(tokenizer, token, text)
 
     def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
-        return {"token": text(token, first), "logprob": logprob, "bytes": list(bytes_of(token, first))}
+        text, bytes_ = text_and_bytes(token, first)
+        return {"token": text, "logprob": logprob, "bytes": list(bytes_)}
 
     content = []
     for token in tokens:
@@ -79,9 +83,9 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = Fal
     return f" {text}" if spaced else text
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
-    """Return the UTF-8 bytes of a token, which may be a part of a character. `first` as in `token_text`."""
-    text, written = token_text(tokenizer, token, first), tokenizer.convert_ids_to_tokens(token)
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, text: str) -> bytes:
+    """Return the UTF-8 bytes of a token with this text; it may be a part of a character."""
+    written = tokenizer.convert_ids_to_tokens(token)
     if isinstance(written, str) and "\N{REPLACEMENT CHARACTER}" in text:
         if byte := _BYTE_TOKEN.fullmatch(written):
             return bytes([int(byte[1], 16)])
