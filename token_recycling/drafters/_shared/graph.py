@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from ..._util.topk import as_candidates
+from ..._util.topk import top_candidates
 from ...trees.best_first import best_first
 from ...trees.draft import Budget, Draft
 
@@ -227,10 +227,7 @@ def _add_children(
     """Return the children of each parent, from logits (n, vocabulary of the draft model) after them."""
     k = min(rules.k, rules.nodes, logits.shape[1])
     if warp is None:
-        shares, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(k)
-        both = torch.stack([tokens.to(torch.int32), shares.view(torch.int32)])  # one copy from an accelerator
-        ids, chances = as_candidates(both.cpu().numpy(), len(logits), k)
-        return list(map(graph.add, parents, ids.tolist(), chances.tolist()))
+        return list(map(graph.add, parents, *(array.tolist() for array in top_candidates(logits, k))))
     fitted = torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
     probabilities = torch.softmax(warp(fitted), dim=-1)
     tokens = draw(probabilities, k, generator)
