@@ -7,7 +7,6 @@ mask takes about ten microseconds. llguidance bounds its own work (`LIMITS`), an
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -250,7 +249,7 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> list[U
                 dropped = [name for name in (keyword, _OF_THE_REST.get(keyword)) if name in part.schema]
                 for name in dropped:
                     del part.schema[name]
-                return [*map(Unenforced, dict.fromkeys(map(part.pointer, dropped)), itertools.repeat(why))]
+                return [Unenforced(pointer, why) for pointer in dict.fromkeys(map(part.pointer, dropped))]
         break
     raise ValueError(f"cannot compile the json_schema: {reason}")
 

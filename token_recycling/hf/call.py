@@ -355,13 +355,10 @@ def run_call(
         with closing(passes):  # whatever ends the call, before the next one begins
             for _ in passes:
                 call.put(sequences[0])
-    except RuntimeError as error:
+    except BaseException as error:
         _leave(cache, call, requests, stopping)
-        if isinstance(error.__cause__, StopIteration):  # of a processor or criterion, within our generator
-            raise error.__cause__ from None
-        raise
-    except BaseException:
-        _leave(cache, call, requests, stopping)
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            raise error.__cause__ from None  # of a processor or criterion, within our generator
         raise
     finally:
         call.put(sequences[0])  # tokens chosen before an error ended the step
