@@ -105,9 +105,9 @@ class Conversation:
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
-        `arguments` apply to this turn only. An answer ends at the model's context length, or with KeyboardInterrupt,
-        which is raised again; after any other error the conversation is unchanged. Raises ValueError if the context is
-        full, or if the template rejects the conversation.
+        `arguments` apply to this turn only. An answer ends at the model's context length, unless `max_new_tokens` is
+        None, or with KeyboardInterrupt, which is raised again; after any other error the conversation is unchanged.
+        Raises ValueError if the context is full, if the template rejects the conversation, or for several answers.
         """
         if self._read_by != self._state():
             self._forget_prefixes()
