@@ -40,8 +40,8 @@ async def _metrics_key(request: Request) -> Key | None:
 
 
 def _keys(request: Request) -> tuple[tuple[Key, ...], Key | None]:
-    """Return the configured keys, and the one that the request carries. A proxy's password may be beside the key of an
-    Anthropic client.
+    """Return the configured keys, and the one that the request carries. A proxy may add its password next to the key
+    of an Anthropic client.
     """
     keys = request.app.state.engine.settings.keys
     return keys, find_key(keys, request.headers.get("authorization")) or find_key(keys, _of_anthropic(request))
