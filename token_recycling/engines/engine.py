@@ -42,8 +42,10 @@ _OURS = "token_recycling"
 """Attribute for the recycler of a request on an engine's record of it, and attribute that marks wrapped functions."""
 _LOSS, _KEPT_GAIN = -2.0, 0.98
 """Sum of the gains of drafted steps, in plain steps, below which drafts become stricter; its decay per step."""
-_STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
-"""Factor on expected gains per loss, its lower bound, and the number of steps after which one loss is forgotten."""
+_STRICTER, _MOST_STRICT, _STRICT_STEPS = 1.6, 6.0, 256
+"""Factor on the power of forecasts per loss, its upper bound, and the number of steps after which one loss is
+forgotten.
+"""
 _FILLERS = 8
 """Maximum number of filler tokens in a step."""
 SAVED_EVERY = 30.0
@@ -84,10 +86,12 @@ class StepCosts:
     steps, in which several tokens may take less time than one.
     """
 
-    def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
-        """`seconds` (n,) float64: prior times of steps over 1, 2, ... tokens; fixed unless `learns`."""
+    def __init__(self, seconds: np.ndarray, learns: bool = True, power: float = 1.0) -> None:
+        """`seconds` (n,) float64: prior times of steps over 1, 2, ... tokens; fixed unless `learns`. `power` >= 1: the
+        first power of the forecasts; above 1 where a wrong draft costs many times a step.
+        """
         self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
-        self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
+        self._gain, self._power, self._strict_steps = 0.0, power if learns else 1.0, 0
         self.seconds = seconds
         """(n,) float64: times of steps over 1, 2, ... tokens."""
         self.steps_without = 0
@@ -108,28 +112,29 @@ class StepCosts:
         """
         if self._curve is None:
             return
-        if self._strictness < 1:
+        if self._power > 1:
             self._strict_steps += 1
             if self._strict_steps >= _STRICT_STEPS:
-                self._strictness, self._strict_steps = min(1.0, self._strictness / _STRICTER), 0
+                self._power, self._strict_steps = max(1.0, self._power / _STRICTER), 0
         self.steps_without = 0 if drafted else self.steps_without + 1
         if not drafted:
             return
         plain, step = self.seconds[np.minimum([sequences, tokens], len(self.seconds)) - 1].tolist()
         gain = 1 + accepted / sequences - step / plain
-        self._gain = min(-_LOSS, _KEPT_GAIN * self._gain + max(-1.0, gain))
+        self._gain = min(-_LOSS, _KEPT_GAIN * self._gain + gain)
         if self._gain < _LOSS:
             self._gain, self._strict_steps = 0.0, 0
-            self._strictness = max(_LEAST, self._strictness * _STRICTER)
+            self._power = min(_MOST_STRICT, self._power * _STRICTER)
 
     def paying(self, drafts: Sequence[np.ndarray], read_again: int = 0) -> list[int]:
-        """Return how many nodes of each draft to verify, the root included; `drafts` are their forecast gains (n,),
-        which are scaled down after losses. `read_again`: number of additional tokens that the step reads.
+        """Return how many nodes of each draft to verify, the root included; `drafts` are their forecast gains (n,).
+        After losses these are raised to a power, since forecasts near 1 stay right where others fail. `read_again`:
+        number of additional tokens that the step reads.
         """
         sizes = [len(gains) for gains in drafts]
         if not any(sizes):
             return [1] * len(sizes)
-        gains = self._strictness * np.concatenate(drafts).astype(np.float64)
+        gains = np.concatenate(drafts).astype(np.float64) ** self._power
         order = np.argsort(-gains, kind="stable")
         expected = np.cumsum(np.append(float(len(drafts)), gains[order]))
         paying = order[: paying_prefix(self.cheapest, len(drafts) + read_again, expected)]

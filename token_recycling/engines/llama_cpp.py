@@ -48,10 +48,12 @@ logger = logging.getLogger("token_recycling")
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python versions from the first to before the second have this interface."""
 _EVAL = ("self", "tokens")
-_SECOND, _FURTHER, _PASS = 1.2, 0.5, 0.02
+_SECOND, _FURTHER, _PASS = 1.2, 0.8, 0.02
 """Prior costs: of the second token relative to the first, and of each further token; seconds of a forward pass over one
 token.
 """
+_POWER = 2.0
+"""First power of forecasts: a wrong draft of ten tokens costs as much as seven tokens without drafts."""
 
 _EXACT = {2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 9: "Q5_1"}
 """Weight types, by their number in a GGUF file, whose logits do not depend on the number of tokens in a pass."""
@@ -129,7 +131,7 @@ class TokenRecycling(LlamaDraftModel):
         self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
         more, token_cost = np.arange(num_pred_tokens + 1), options.get("token_cost")
         self.costs = (
-            StepCosts(_PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
+            StepCosts(_PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)), power=_POWER)
             if token_cost is None
             else StepCosts(1 + token_cost * more, learns=False)
         )
