@@ -146,7 +146,7 @@ def test_windows_can_be_cropped_only_before_they_are_full(length):
     states, found = torch.randn(1, 2, length, 4), []
     for layer in (TreeLayer(8), DynamicSlidingWindowLayer(sliding_window=8)):
         layer.update(states, states)
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, ValueError):  # the latter in older releases
             layer.crop(-2)
         found.append(layer.get_seq_length())
     assert found[0] == found[1]
