@@ -48,11 +48,11 @@ logger = logging.getLogger("token_recycling")
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python versions from the first to before the second have this interface."""
 _EVAL = ("self", "tokens")
-_SECOND, _FURTHER, _PASS = 1.2, 0.8, 0.02
+_SECOND, _FURTHER, _PASS = 1.2, 0.5, 0.02
 """Prior costs: of the second token relative to the first, and of each further token; seconds of a forward pass over one
 token.
 """
-_POWER = 2.0
+_POWER = 4.0
 """First power of forecasts: a wrong draft of ten tokens costs as much as seven tokens without drafts."""
 
 _EXACT = {2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 9: "Q5_1"}
