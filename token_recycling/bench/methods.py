@@ -42,7 +42,7 @@ from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.info import UnsupportedModelError
 from ..model.loading import resolved, title
-from ..model.prefixes import PrefixCache, default_budget
+from ..model.prefixes import own_prefixes
 from ..model.support import ready
 from ..model.target import Target
 from ..trees.draft import Context
@@ -179,10 +179,7 @@ class Drafted(Method):
 
     def hints(self, model: PreTrainedModel, prediction: torch.Tensor | None, turns: int) -> Hints:
         """Return the prediction, if the drafter supports one, and a prefix cache for later turns."""
-        prefixes = None
-        if turns > 1:
-            target = ready(model)
-            prefixes = PrefixCache(target, default_budget(target)).of("")
+        prefixes = own_prefixes(ready(model)) if turns > 1 else None
         return Hints(prefixes=prefixes, prediction=prediction if self.drafter.traits.predictions else None)
 
     def decode(self, model: PreTrainedModel, call: Call) -> Outcome:

@@ -333,9 +333,9 @@ def run_call(
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.isolates_requests:
         hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
     if len(cached) > 1 and drafter.traits.prefixes:  # a draft model reads a prefix of several sequences once
-        from ..model.prefixes import PrefixCache, default_budget
+        from ..model.prefixes import own_prefixes
 
-        hints = replace(hints, prefixes=PrefixCache(call.target, default_budget(call.target)).of(""))
+        hints = replace(hints, prefixes=own_prefixes(call.target))
     requests = requests_of(call, drafter, stats, cached, hints, generator)
     sequences = [request.sequence for request in requests]
     stopping = None

@@ -56,6 +56,11 @@ def default_budget(target: Target) -> int:
     return max(0, memory(target.device) - weights - copied) // _SHARE
 
 
+def own_prefixes(target: Target) -> Prefixes:
+    """Return prefixes in a new cache with the default budget, for one conversation or batch."""
+    return PrefixCache(target, default_budget(target)).of("")
+
+
 class PrefixCache:
     """Slots of recent sequences, up to a number of bytes; thread-safe."""
 
