@@ -42,6 +42,18 @@ def test_warmed_drafter_starts_from_the_saved_state(loaded):
     assert text.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
 
 
+def test_interrupted_warming_saves_what_was_learned(loaded, tmp_path):
+    def interrupt(tokens):
+        raise KeyboardInterrupt
+
+    drafter, file = tr.make_drafter("recycling"), tmp_path / "own.matrix"
+    found = tr.warm(loaded.model, loaded.tokenizer, drafter, minutes=10, output=file, progress=interrupt)
+    assert found.tokens > 0
+    saved = tr.make_drafter("recycling").prepare(Target(loaded.model))
+    saved.load(file)
+    np.testing.assert_array_equal(saved.candidates, drafter.matrix.candidates)
+
+
 def test_chat_model_generates_questions_and_answers(loaded, monkeypatch, tmp_path):
     """Its outputs enter the history here, and the caller chooses the file."""
     monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE, raising=False)

@@ -68,7 +68,7 @@ def warm(
 ) -> Warmed:
     """Let the model generate for `minutes`, at least one batch, teach the drafter, and save the result in the file
     `output`; by default where the option `warmed=true` finds it. `history`: also keep the sequences in the history of
-    outputs. Raises ValueError.
+    outputs. After a first batch KeyboardInterrupt ends the generation: the result is saved. Raises ValueError.
     """
     if not minutes > 0:
         raise ValueError(f"minutes must be > 0, got {minutes}")
@@ -83,12 +83,16 @@ def warm(
     writer = view(model, acceleration)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        while not texts or time.perf_counter() - began < 60 * minutes:
-            written = _written(writer, tokenizer, batch, before, after)
-            if acceleration.fallback is not None:
-                raise ValueError(f"nothing was learned, since calls are not accelerated: {acceleration.fallback}")
-            texts, tokens = texts + batch, tokens + written
-            progress(tokens)
+        try:
+            while not texts or time.perf_counter() - began < 60 * minutes:
+                written = _written(writer, tokenizer, batch, before, after)
+                if acceleration.fallback is not None:
+                    raise ValueError(f"nothing was learned, since calls are not accelerated: {acceleration.fallback}")
+                texts, tokens = texts + batch, tokens + written
+                progress(tokens)
+        except KeyboardInterrupt:
+            if not tokens:
+                raise
     if not tokens:
         raise ValueError(
             "nothing was learned: every output of the model ended with its first token; check the tokenizer's special "
