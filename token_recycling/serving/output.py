@@ -309,19 +309,21 @@ class PlainReader:
 
 
 def _parsed_call(value: Any) -> tuple[str, str]:
-    """Return the name and the JSON arguments of a parsed call; raise ValueError, TypeError or KeyError if `value` is
-    not a call.
-    """
+    """Return the name and the JSON arguments of a parsed call; raise one of `_UNREADABLE` if `value` is not a call."""
     called = value["function"]
     name, arguments = called["name"], called["arguments"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments or "{}")
     if not (isinstance(name, str) and isinstance(arguments, dict)):
         raise TypeError(called)
-    return name, json.dumps(arguments, ensure_ascii=False)
+    name.encode()  # raises ValueError for lone surrogates; in arguments they stay escaped, as the model wrote them
+    return name, json.dumps(arguments, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
-_CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
+_UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
+"""Errors of a parser, and of this module, about text that is not a call."""
+_NAME = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*"'
+_CALL_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"arguments"\s*:\s*(?=\{{)')
 _MAX_HEAD = 4096
 """Maximum characters before the arguments of a streamed call; a call with a longer head is sent when complete."""
 _HIDDEN = "\0"
@@ -465,7 +467,7 @@ class ParsedReader:
             events = self._parser.feed(self._reader.hidden(text))
             if last:
                 events += self._parser.finalize()[1]
-        except (ValueError, KeyError, TypeError):
+        except _UNREADABLE:
             unread, self._parser = "".join([*self._call, text]), self._new_parser()
             self._call.clear()
             return [] if self._end_passed_on() else self._as_text(unread)
@@ -524,7 +526,7 @@ class ParsedReader:
         try:
             value = event["value"]
             calls = [_parsed_call(call) for call in (value if isinstance(value, list) else [value])]
-        except (ValueError, KeyError, TypeError):
+        except _UNREADABLE:
             return self._as_text(text)
         first, self.calls = self.calls, self.calls + len(calls)
         return [call_piece(index, name, arguments) for index, (name, arguments) in enumerate(calls, first)]

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from token_recycling.grammar.parts import Function, FunctionError, OutputParts, compiled_parts
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.api.responses import ResponsesRequest
-from token_recycling.serving.output import Delta, Output, ParsedReader, ScoredToken, StopTrimmer, whole
+from token_recycling.serving.output import Delta, Output, ParsedReader, ScoredToken, StopTrimmer, merged, whole
 from token_recycling.serving.prompt import render_prompt, response_parser
 
 THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
@@ -306,3 +306,29 @@ def test_malformed_arguments_are_returned_as_a_call(server, says, stream):
     body = {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES}
     (block,) = server.post("/v1/messages", body).json()["content"]
     assert block["input"] == {"INVALID_JSON": '{"at": }'}
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_numbers_that_json_cannot_represent_are_returned_as_a_call(server, says, number):
+    says(f'<tool_call>{{"name": "look", "arguments": {{"at": {number}}}}}</tool_call>')
+    (call,) = chat(server, tools=TOOLS, max_tokens=200).choices[0].message.tool_calls
+    assert call.function.arguments == f'{{"at": {number}}}'
+    (block,) = server.post("/v1/messages", {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES}).json()["content"]
+    assert block["input"] == {"INVALID_JSON": call.function.arguments}
+
+
+@pytest.mark.parametrize("escape", [r"\ud83d", r"\q", r"\u12"])
+def test_escapes_that_json_or_utf8_cannot_represent_fail_no_request(server, says, escape):
+    """In arguments that are not streamed, lone surrogates stay escaped. In names, the call is text."""
+    for said in (
+        f'{{"name": "l{escape}", "arguments": {{"at": 1}}}}',
+        f'{{"arguments": {{"at": "{escape}"}}, "name": "look"}}',
+    ):
+        says(f"<tool_call>{said}</tool_call>")
+        message = chat(server, tools=TOOLS, max_tokens=200).choices[0].message
+        shown = [call.function.arguments for call in message.tool_calls or ()] or [message.content]
+        assert shown == ['{"at": "\\ud83d"}' if "ud83d" in said and "look" in said else said]
+        events = streamed_chat(server, tools=TOOLS, max_tokens=200)
+        deltas = [event.choices[0].delta for event in events]
+        pieces = [delta.content or "".join(c.function.arguments for c in delta.tool_calls or ()) for delta in deltas]
+        assert ["".join(pieces)] == shown

@@ -5,6 +5,7 @@ Errors are the same as on other paths: their body has the fields of both APIs.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -317,7 +318,9 @@ def _input_of(arguments: str) -> dict[str, Any]:
     arguments are wrapped as Anthropic's documentation of fine-grained tool streaming recommends.
     """
     try:
-        return dict(from_json(arguments or "{}", allow_partial=True))
+        value: dict[str, Any] = from_json(arguments or "{}", allow_partial=True)
+        json.dumps(value, allow_nan=False)  # the response cannot contain NaN, nor infinity, as which 1e999 is read
+        return value
     except ValueError:
         return {"INVALID_JSON": arguments}
 
