@@ -101,6 +101,46 @@ def test_variants_of_messages_are_rendered(tokenizer, messages, shown):
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
+def rendered(template, *messages):
+    """Return the text of a conversation without a generation prompt; `template` shows a message `m`."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = f"{{% for m in messages %}}{template}; {{% endfor %}}"
+    body = ChatRequest.model_validate({"messages": [*messages]})
+    return tokenizer.decode(render_prompt(tokenizer, body.messages)[0])
+
+
+@pytest.mark.parametrize("sent", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_name_that_the_template_reads(sent):
+    """The API's name is `reasoning_content`, vLLM's `reasoning`; gpt-oss's and LFM2.5's templates read `thinking`."""
+    messages = [{"role": "assistant", "content": "a", sent: "well", "reasoning_content": None} | {sent: "well"}]
+    for read in ("reasoning_content", "thinking", "reasoning", "reasoning or m.reasoning_content"):
+        assert rendered(f"{{{{ m.{read} }}}}", *messages) == "well; "
+    assert rendered("{{ m.thinking }}", {"role": "assistant", "content": "a", "thinking": True}) == "True; "
+
+
+def test_empty_list_of_calls_is_left_out():
+    """gpt-oss's template reads the first call, LFM2.5's shows brackets."""
+    assert rendered("{{ m.tool_calls[0].x if 'tool_calls' in m else 'none' }}", {**SAID, "tool_calls": []}) == "none; "
+
+
+def test_null_fields_of_functions_are_not_shown():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
+    function = {"name": "look", "description": None, "parameters": schema, "strict": None}
+    body = ChatRequest(messages=[ASKED], tools=[{"type": "function", "function": function}])
+    assert body.shown_tools == [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+
+
+def test_ids_of_calls_have_names_for_templates_that_show_only_ids():
+    """As Kimi's templates do, whose models write `functions.NAME:NUMBER`."""
+    calls = [{"id": name, "function": {"name": f"look-{name}", "arguments": "{}"}} for name in "ab"]
+    messages = [ASKED, {**SAID, "tool_calls": calls}, *({"role": "tool", "tool_call_id": name} for name in "bac")]
+    shown = "{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}"
+    ids = "; functions.look-a:0 functions.look-b:1 ; functions.look-b:1; functions.look-a:0; c; "
+    assert rendered(shown, *messages) == ids
+    named = shown.replace("c.id", "c.id ~ c.function.name")
+    assert rendered(named, *messages) == "; alook-a blook-b ; b; a; c; "
+
+
 def refusing(condition):
     """Return a template that refuses messages for which the condition holds."""
     refusal = f"{{% if {condition} %}}{{{{ raise_exception('refused') }}}}{{% endif %}}"

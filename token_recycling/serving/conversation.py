@@ -139,6 +139,8 @@ class Message(BaseModel, extra="allow"):
             newest |= {"role": "tool", "content": text_only(data.get("content"))}
         if data.get("refusal") and not data.get("content"):
             newest["content"] = data["refusal"]
+        if newest.get("tool_calls") == []:  # some templates would show an empty list of calls, or fail
+            del newest["tool_calls"]
         if not data.get("reasoning_content") and (thought := _reasoning_in(data.get("content"))):
             newest["reasoning_content"] = thought
         return newest
@@ -164,8 +166,8 @@ class Tool(BaseModel, extra="allow"):
     function: Function
 
     def shown(self) -> Object:
-        """Return the tool in the form of chat templates."""
-        return {**self.model_dump(exclude_unset=True), "type": "function"}
+        """Return the tool in the form of chat templates, without null fields, which they would show."""
+        return {**self.model_dump(exclude_none=True), "type": "function"}
 
 
 def tag_of(value: Any, usual: str) -> str:

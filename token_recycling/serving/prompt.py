@@ -12,6 +12,7 @@ calls and their results become messages that every template can show. llama.cpp'
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import uuid
@@ -135,11 +136,17 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     """Yield a conversation. If arguments of a call are not a JSON object, then yield it with their text wrapped in an
     object, for templates that accept only objects.
     """
-    conversation = [template_message(message) for message in messages]
-    if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
+    conversation, template = [template_message(message) for message in messages], str(tokenizer.chat_template)
+    if not re.search(r"\bdeveloper\b", template):
         # OpenAI's newer name of the system role, which few templates support.
         for message in conversation:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
+    names = [name for name in REASONING if re.search(rf"\b{name}\b", template)]
+    for message in conversation:  # gpt-oss reads `thinking`; transformers 5.10 does not rename the API's field
+        thoughts = [message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]]
+        message.update(dict.fromkeys(names, thoughts[0]) if thoughts else {})
+    if _shows_ids_for_names(tokenizer, template):
+        _name_ids(conversation)
     yield from _with_less_reasoning(conversation)
     functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
     malformed = [function for function in functions if isinstance(function["arguments"], str)]
@@ -147,6 +154,16 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
         function["arguments"] = {"arguments": function["arguments"]}
     if malformed:
         yield from _with_less_reasoning(conversation)
+
+
+def _name_ids(conversation: list[dict[str, Any]]) -> None:
+    """Change the ids of calls to `functions.NAME:NUMBER`, which Kimi's models write."""
+    ids, numbers = dict[str | None, str](), itertools.count()
+    for message in conversation:
+        for call in message.get("tool_calls") or ():
+            ids[call.get("id")] = call["id"] = f"functions.{call['function']['name']}:{next(numbers)}"
+        if (answered := message.get("tool_call_id")) in ids:
+            message["tool_call_id"] = ids[answered]
 
 
 def _with_less_reasoning(conversation: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -408,7 +425,16 @@ def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, 
     return tools, first_system is not None and first_system != second_system
 
 
-def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], **variables: Any) -> str | None:
+@lru_cache(maxsize=8)
+def _shows_ids_for_names(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
+    """Return whether a chat template shows the ids of calls instead of their functions. Cached per template."""
+    call = {"id": "probe-id", "type": "function", "function": {"name": "probe-name", "arguments": {}}}
+    asked, called = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+    shown = _rendered_text(tokenizer, asked, called, {"role": "tool", "tool_call_id": "probe-id", "content": "done"})
+    return shown is not None and "probe-id" in shown and "probe-name" not in shown
+
+
+def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, Any], **variables: Any) -> str | None:
     """Return a short rendered conversation; None if the template raises any exception."""
     try:
         conversation = [*before, {"role": "user", "content": "Hello"}]

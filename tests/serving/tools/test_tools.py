@@ -91,10 +91,10 @@ def test_response_items_with_calls_become_a_chat(tokenizer, monkeypatch):
     assert body.shown_tools == TOOLS
     assert [message.model_extra.get("reasoning_content") for message in body.messages] == [None, None, "stu", None]
     shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
-    shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
+    shown += "{{ c.id }}:{{ c.function.name }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", shown)
     text = tokenizer.decode(render_prompt(tokenizer, body.messages)[0])
-    said = ["system|Be brief.||", "user|where?||", "assistant|Let me see.||one=1 two=2 ", "tool|here|one|"]
+    said = ["system|Be brief.||", "user|where?||", "assistant|Let me see.||one:look=1 two:look=2 ", "tool|here|one|"]
     assert text.splitlines() == said
 
 
