@@ -250,7 +250,8 @@ _XML_CALLS = _template(
     open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
     close_pattern=r"</function>\s*</tool_call>",
     content="xml-inline",
-    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    # One line end on each side is not part of the value; other whitespace, such as the indentation of code, is.
+    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
     transform=_NAMED,
 )
 _GEMMA = _template(

@@ -163,6 +163,10 @@ def test_calls_of_model_families_are_parsed(family):
         ({"enum": ["1", "true"]}, "1", "1"),
         ({"type": "string", "nullable": True}, "null", None),
         ({"type": "string"}, "12", "12"),
+        ({"type": "string"}, "    if a:\n        return\n", "    if a:\n        return\n"),  # vllm#48753
+        ({"type": "string"}, "\n\n", "\n\n"),
+        ({"type": "string"}, "", ""),
+        ({"type": ["integer", "null"]}, " 1\n", 1),
         ({}, "12", "12"),
     ],
     ids=str,
