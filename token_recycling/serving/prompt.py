@@ -258,7 +258,7 @@ _GEMMA = _template(
     ["<|turn>model\n", "<tool_response|>"],
     ("<|channel>thought\n", "<channel|>"),
     {"close": ["<turn|>", "<|tool_response>", "<eos>"]},
-    open_pattern=r"<\|tool_call>call:(?P<name>\w+)",
+    open_pattern=r"<\|tool_call>call:(?P<name>[^{\s]+)",
     close="<tool_call|>",
     content="json",
     content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},

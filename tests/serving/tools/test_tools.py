@@ -134,18 +134,19 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("family", WRITTEN)
-def test_calls_of_model_families_are_parsed(family):
+@pytest.mark.parametrize("name", ["look", "mcp__maps__look-up.at"])
+def test_calls_of_model_families_are_parsed(family, name):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
     config = types.SimpleNamespace(model_type=family)
     loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
     new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
     output = ParsedReader(tokenizer, StopTrimmer(()), new_parser)
-    delta = Delta([*output.begin(), *output.feed(WRITTEN[family])])
+    delta = Delta([*output.begin(), *output.feed(WRITTEN[family].replace("look", name))])
     output.end(True, delta)
     assert (delta.of("reasoning").strip(), delta.of("text").strip()) == ("well", "yes")
     (call,) = delta.calls
-    assert (call.name, int(json.loads(call.text)["at"])) == ("look", 1)
+    assert (call.name, int(json.loads(call.text)["at"])) == (name, 1)
     config.model_type = "llama"
     assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
 
