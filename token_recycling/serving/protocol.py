@@ -290,7 +290,8 @@ class Request(Fields):
         None,
         ge=-(2**63),
         lt=2**63,
-        description="Equal seeds give equal outputs, in 16 bits only with `--reproducible`; choice `i` has seed + `i`.",
+        description="Equal seeds give equal outputs, in 16 bits only with `--reproducible`; choice `i` has seed + `i`. "
+        "-1: a random seed.",
     )
     stream: bool | None = Field(None, description="Stream the output as server-sent events.")
     stop: Stops | None = Field(

@@ -284,7 +284,7 @@ async def generation_of(
         config=config,
         new_output=partial(new_output, config),
         n=n or 1,
-        seed=body.seed,
+        seed=None if body.seed == -1 else body.seed,
         frequency_penalty=body.frequency_penalty or 0,
         presence_penalty=body.presence_penalty or 0,
         bias=body.bias,
