@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import regex
 from jinja2 import TemplateError
 
 from .._util.chat_templates import readable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_SYSTEM = ("system", "developer")
+_SYSTEM, _THINK = ("system", "developer"), "<think>"
 
 
 # Rendering
@@ -287,18 +288,29 @@ def response_parser(
     format is unknown. `prompted`: the prompt describes how to call functions.
     """
     tokenizer, template = loaded.tokenizer, response_template(loaded)
-    prefix: torch.Tensor | str = ids[0]
     if prompted:
         if template is None:  # hide special tokens; the start of the answer is unknown
             special = [token for token in tokenizer.all_special_tokens if token not in CALL_MARKS]
             content = {"content": "text", **({"close": special} if special else {})}
-            template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
+            template = {"start_anchor": "\0", "fields": {"content": content}}
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
     if template is None:
         return None
+    prefix = tokenizer.decode(ids[0])
+    if not _has_start(template, prefix):  # the parser would read the whole conversation as the start of the answer
+        begun = prefix.rstrip().endswith(_THINK) and not template["fields"].keys().isdisjoint(REASONING)
+        prefix = _THINK if begun else ""
     if template["fields"].get("tool_calls", {}).get("content") == "xml-inline":
         tools = [_with_types(tool) for tool in tools or ()]
     return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
+
+
+def _has_start(template: dict[str, Any], prompt: str) -> bool:
+    """Return whether a prompt has the start of an answer, which a model with another chat template may lack."""
+    if "start_anchor" not in template:
+        return regex.search(template["start_anchor_pattern"], prompt) is not None
+    anchors = template["start_anchor"]
+    return any(anchor in prompt for anchor in ([anchors] if isinstance(anchors, str) else anchors))
 
 
 def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
@@ -463,8 +475,10 @@ def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, promp
     if field is None:
         return None
     delimiters, thinking = _PROMPTED if prompted else family(loaded), _thinking(loaded, ids, prompted)
-    begun = thinking == "begun" and _reads_reasoning(loaded)
-    if not (tools or begun or delimiters == "harmony"):
+    form = body.constraint.form if body.constraint else None
+    if form is not None and not _reads_reasoning(loaded):
+        thinking = "none"  # reasoning would be part of the formatted text
+    if not (tools or thinking == "begun" or delimiters == "harmony"):
         return None
     functions = [
         Function(one["name"], one.get("parameters"), bool(one.get("strict")))
@@ -476,14 +490,14 @@ def parts_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, promp
         body.tool_mode,
         body.parallel_tool_calls is not False,
         thinking,
-        body.constraint.form if body.constraint else None,
+        form,
     )
     return Constraint(field, Form("parts", parts, True))
 
 
 def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:
     """Return whether the output after a prompt may begin with reasoning."""
-    if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith("<think>"):
+    if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith(_THINK):
         return "begun"
     return "possible" if _reads_reasoning(loaded) or not prompted else "none"
 

@@ -142,6 +142,16 @@ def test_constraint_applies_after_reasoning_begun_by_the_prompt(server, says, to
     assert (message.content.strip(), message.model_extra["reasoning_content"]) == ('{"at":"here"}', "well")
 
 
+def test_reasoning_precedes_a_format_only_if_it_is_separated(server, tokenizer, monkeypatch):
+    """Otherwise it would be part of the formatted text."""
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "response_format": FORMS[1]}
+    body, prompt = ChatRequest.model_validate(asked), tokenizer("<think>\n", return_tensors="pt")["input_ids"]
+    for template, thinking in ((tokenizer.response_template, "begun"), (None, "none")):
+        monkeypatch.setattr(tokenizer, "response_template", template)
+        constraint = parts_constraint(server.engine.loaded, body, prompt, prompted=template is None)
+        assert constraint.form.definition.thinking == thinking
+
+
 def test_constrained_output_is_the_same_with_and_without_drafts(server, model, tokenizer):
     form = {"structured_outputs": {"regex": "(ab|cd|ef){6,20}"}}
     body = {"prompt": "for index in", **form, "temperature": 0, "max_tokens": 60}

@@ -21,6 +21,7 @@ from token_recycling.serving.prompt import render_prompt, response_parser
 
 THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
 CALL = ("look", {"at": 1})
+CALLED = f'{OPEN}{{"name": "look", "arguments": {{}}}}{CLOSE}'
 CLAUDES = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 NO_CALLS = ("{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}')
 
@@ -149,6 +150,29 @@ def test_calls_of_model_families_are_parsed(family, name):
     assert (call.name, int(json.loads(call.text)["at"])) == (name, 1)
     config.model_type = "llama"
     assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("asked", ["a", "<think>", "<tool_call>", CALLED])
+def test_conversation_is_no_part_of_the_answer(asked, begun):
+    """DeepSeek's distilled Qwen models have Qwen's architecture and another chat template."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}<|Assistant|>"
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen2")), tokenizer)
+    prompt = tokenizer(f"{asked}<|Assistant|>" + "<think>\n" * begun, return_tensors="pt")["input_ids"]
+    for prompted in (False, True):
+        output = ParsedReader(tokenizer, StopTrimmer(()), response_parser(loaded, prompt, TOOLS, prompted))
+        pieces = merged([*output.begin(), *output.feed("well</think>yes" if begun else "yes", last=True)])
+        wanted = [("reasoning", "well")] * begun + [("text", "yes")]
+        assert [(piece.kind, piece.text) for piece in pieces] == wanted
+
+
+def test_call_nested_too_deeply_is_text(tokenizer):
+    nested = f'{{"arguments": {{"at": {"[" * 100_000}{"]" * 100_000}}}, "name": "look"}}'
+    output = ParsedReader(tokenizer, StopTrimmer(()), partial(tokenizer.get_response_parser, prefix=""))
+    (piece,) = merged(output.feed(f"<tool_call>{nested}</tool_call>", last=True))
+    assert piece.kind == "text"
+    assert nested in piece.text
 
 
 @pytest.mark.parametrize(
