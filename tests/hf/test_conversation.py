@@ -167,6 +167,27 @@ def test_replaced_function_of_the_family_reads_earlier_turns_again(chat, monkeyp
     assert_read_again(chat)
 
 
+def test_variable_of_a_hook_changed_between_turns_reads_earlier_turns_again(chat):
+    share, vector = 0.0, torch.zeros(32)
+    chat.model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + share * output.flip(-1))
+    chat.model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + vector)
+    chat.say(SAID[0])
+    share = 0.5
+    assert_read_again(chat)
+    chat.reset()
+    chat.say(SAID[0])
+    vector[3] = 1.0
+    assert_read_again(chat)
+
+
+def test_turn_under_autocast_does_not_share_a_cache_with_others(chat):
+    chat.say(SAID[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        chat.say(SAID[1])
+        assert chat.last.cached == 0
+    assert_read_again(chat)
+
+
 def assert_read_again(chat):
     for turn, said in enumerate(SAID[1:3]):
         wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])

@@ -15,12 +15,13 @@ from torch.nn.utils import parametrizations
 
 import token_recycling as tr
 from token_recycling.model.state import state_of
+from token_recycling.model.target import Target
 
 Change = Callable[[Any], Any]
 
 
 def state(model):
-    return state_of(model, "sdpa", keep=True)
+    return state_of(Target(model), keep=True)
 
 
 def swap_weights(model):
@@ -101,7 +102,8 @@ def test_attention_kernel_and_implementation_alter_the_state(model):
     with sdpa_kernel(SDPBackend.MATH):
         assert before != state(model)
     assert before == state(model)
-    assert before != state_of(model, "eager")
+    model.set_attn_implementation("eager")
+    assert before != state(model)
 
 
 def test_self_referencing_attributes(model):

@@ -23,7 +23,7 @@ from ..drafters._base import Drafter
 from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
-from ..model.facts import facts_of, times_written
+from ..model.facts import times_written
 from ..model.info import UnsupportedModelError
 from ..model.inspection import some_numbers
 from ..model.prefill import checked_prompt
@@ -95,8 +95,7 @@ class Conversation:
     def _state(self) -> list[Any]:
         """Return a value that equals later ones while the model computes the same keys and values of a text."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        code = facts_of(self.model).fingerprint.code
-        return [*map(_content, tensors), code, *state_of(self.model, self._target.info.attention, keep=True)]
+        return [*map(_content, tensors), *state_of(self._target, keep=True)]
 
     def _forget_prefixes(self) -> None:
         with contextlib.suppress(UnsupportedModelError):  # the next call then runs through `generate`

@@ -208,9 +208,9 @@ class Fingerprint:
         return self
 
 
-def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Sequence[Any]) -> list[Any]:
-    """Return code that runs in a model and may be replaced between calls. If any of it changes, the model is searched
-    again (`foreign.search`). `classes`: the classes of its `parts`.
+def code_beyond(model: PreTrainedModel, classes: Iterable[type]) -> list[Any]:
+    """Return code that may be replaced between calls and is not set on a module: around the model, in the libraries,
+    and in the `classes` of its parts and their families.
     """
     code = [item for _, item in code_around(model)]
     code += [function for _, _, function in replaced_in_libraries()]
@@ -220,6 +220,14 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     families = {sys.modules[base.__module__] for base in bases if base.__module__.startswith(FAMILIES)}
     for holder in (*bases, *families):
         code += vars(holder).values()
+    return code
+
+
+def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Sequence[Any]) -> list[Any]:
+    """Return code that runs in a model and may be replaced between calls. If any of it changes, the model is searched
+    again (`foreign.search`). `classes`: the classes of its `parts`.
+    """
+    code = code_beyond(model, classes)
     for part in parts:
         own = part.__dict__
         code += [value for value in own.values() if type(value) not in _DATA]

@@ -1,8 +1,9 @@
 """State of a model on which the operations of a forward pass depend, except the values of the weights.
 
 A captured pass is replayed without Python, and a conversation continues after cached tokens. Both are valid while all
-attributes of all modules, options of the configuration and of torch, and addresses and shapes of tensors are unchanged.
-Changes inside other objects, or in methods other than `forward`, are not detected. Comparing costs some milliseconds.
+attributes of all modules, options of the configuration and of torch, addresses and shapes of tensors, functions of the
+model and of the libraries, and values that foreign code reads are unchanged. Changes inside other objects are not
+detected. Comparing costs some milliseconds.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from .facts import PLAIN, Identities, describe
+from .facts import PLAIN, Identities, code_beyond, describe
+from .foreign import values_in
 from .parts import ATTRIBUTES_OF_TORCH, hooks_of, own_class, parts_of
+from .target import Target
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared elsewhere, or do not affect a pass."""
 
 
-def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
-    """Return a value that equals later ones while forward passes run the same operations on the same tensors.
-    `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: hold no strong references.
+def state_of(target: Target, keep: bool = False) -> list[Any]:
+    """Return a value that equals later ones while forward passes run the same operations on the same tensors. `keep`:
+    hold no strong references.
     """
-    things: list[Any] = [*hooks_of(None)]
-    values: list[Any] = [attention, *_options_of_torch()]
-    seen: set[int] = set()
-    describe(getattr(model, "config", None), values, things, seen)
+    model, seen = target.model, set[int]()
     parts = dict.fromkeys(parts_of(model))
+    things: list[Any] = [*hooks_of(None)]
+    values: list[Any] = [target.info.attention, *_options_of_torch(), values_in(target)]
+    describe(getattr(model, "config", None), values, things, seen)
     unread = [*parts]
     while unread:
         part = unread.pop()
-        model_class: Any = own_class(part)
-        things.append(getattr(model_class, "forward", None))
-        values.append(model_class.__qualname__)
+        values.append(own_class(part).__qualname__)
         before, attributes = len(things), part.__dict__
         things += hooks_of(part)
         children = dict(part.named_children())
@@ -53,7 +53,7 @@ def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list
             if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute, not a submodule
                 parts[module] = None
                 unread.append(module)
-    identities = Identities(things)
+    identities = Identities([*things, *code_beyond(model, map(own_class, parts))])
     return [identities.watch() if keep else identities, values]
 
 
@@ -65,6 +65,7 @@ def _options_of_torch() -> list[Any]:
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.get_deterministic_debug_mode(),
+        *(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")),
         backends.fp32_precision,
         backends.mkldnn.matmul.fp32_precision,
         matmul.fp32_precision,

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.llama import modeling_llama
 
 import token_recycling as tr
 from token_recycling.model.graphs.support import passes_or_reason
@@ -60,6 +61,34 @@ def test_changed_model_equals_generate(model, name):
     wanted = plain(model, IDS)
     assert wanted != before
     assert [fast_output(model) for _ in range(2)] == [wanted, wanted]
+
+
+REPLACED: dict[str, tuple[Any, str, Change]] = {
+    "in the family": (
+        modeling_llama,
+        "apply_rotary_pos_emb",
+        lambda own: lambda q, k, cos, sin: own(q, -2 * k, cos, sin),
+    ),
+    "in a class": (modeling_llama.LlamaMLP, "forward", lambda own: lambda self, states: -9 * own(self, states)),
+    "in torch": (torch.nn.functional, "silu", lambda own: lambda states, inplace=False: -9 * own(states)),
+}
+
+
+@pytest.mark.parametrize(("holder", "name", "make"), REPLACED.values(), ids=REPLACED)
+def test_function_replaced_between_calls_equals_generate(model, holder, name, make, monkeypatch):
+    before = plain(model, IDS)
+    assert fast_output(model) == before
+    monkeypatch.setattr(holder, name, make(getattr(holder, name)))
+    assert before != plain(model, IDS) == fast_output(model)
+
+
+def test_variable_of_a_function_changed_between_calls_equals_generate(model):
+    share, own = 0.0, model.model.norm.forward
+    model.model.norm.forward = lambda states: own(states) + share * own(states).flip(-1)
+    before = plain(model, IDS)
+    assert fast_output(model) == before
+    share = 1.0
+    assert before != plain(model, IDS) == fast_output(model)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ searching reachable objects are imported only if there is foreign code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -73,6 +73,18 @@ def mixes_sequences(target: Target) -> bool:
     from . import trial
 
     return trial.mixes_sequences(target, pieces)
+
+
+def values_in(target: Target) -> Hashable:
+    """Return a value that equals later ones while the foreign code in a model reads the same values; None if the model
+    has none.
+    """
+    pieces, _ = _code_in(target)
+    if not pieces:
+        return None
+    from . import trial
+
+    return trial.values_of(target, pieces)
 
 
 def why_not_plain(model: PreTrainedModel, code: Any) -> str | None:

@@ -115,10 +115,9 @@ def _tried(
 ) -> T:
     """Return the cached result of a trial of the same code, or run the trial."""
     facts = target.facts
-    numbers: Numbers = facts.get("numbers of tensors", dict, of="form")
     results: dict[Hashable, T] = facts.get("trials", dict, of="form")
     training = tuple(part.training for part in parts_of(target.model))
-    form = what, target.dtype, training, form_of(foreign, searched, numbers)
+    form = what, target.dtype, training, _form(target, foreign, searched)
     if form not in results:
         with facts.lock:  # one thread runs the trial; others that use the model wait
             if form not in results:
@@ -127,6 +126,16 @@ def _tried(
                 with target.turns()():
                     results[form] = outside_inference_mode(trial)()
     return results[form]
+
+
+def values_of(target: Target, foreign: Sequence[Foreign]) -> Hashable:
+    """Return a value that equals later ones while foreign code reads the same values."""
+    return _form(target, foreign, reachable(target.model, foreign))
+
+
+def _form(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable]) -> Hashable:
+    numbers: Numbers = target.facts.get("numbers of tensors", dict, of="form")
+    return form_of(foreign, searched, numbers)
 
 
 def try_out(

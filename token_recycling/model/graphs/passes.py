@@ -175,7 +175,7 @@ class CapturedPasses:
 
     def _check_state(self, target: Target) -> None:
         """Raise NoFastPathError before a capture if the model has changed since these passes were tested."""
-        if self.state is not None and self.state != state_of(target.model, target.info.attention):
+        if self.state is not None and self.state != state_of(target):
             raise NoFastPathError(
                 "an adapter, part or option of the model changed during the call; change it between calls, or leave "
                 "fast=True out"

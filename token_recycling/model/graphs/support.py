@@ -63,18 +63,17 @@ class _Captures:
 
     def of(self, target: Target) -> CapturedPasses | str:
         with self._making:
-            state = None if self._state is None else state_of(target.model, target.info.attention)
+            state = None if self._state is None else state_of(target)
             if self._result is None or self._state != state:
                 self._result = None  # frees its memory before the next one allocates
                 self._result = self._made(target)
             return self._result
 
     def _made(self, target: Target) -> CapturedPasses | str:
-        model, attention = target.model, target.info.attention
         for _ in range(2):  # a model's first pass may create attributes
-            self._state = state_of(model, attention, keep=True)
+            self._state = state_of(target, keep=True)
             result = _by_parts(target.eager) or _tried_out(target)
-            if self._state == state_of(model, attention):
+            if self._state == state_of(target):
                 if isinstance(result, CapturedPasses):
                     result.state = self._state
                 return result
