@@ -40,6 +40,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
 )
+from transformers.integrations.neftune import activate_neftune
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -1369,6 +1370,12 @@ def test_random_layers_in_training_mode_fall_back(family, number):
     case = next(case for case in (*SUPPORTED, *FURTHER) if case.family == family)
     case = dataclasses.replace(case, config={**case.config, number: 0.5})
     SideBySide(lambda: model_of(case).train()).assert_same(seeded, "training mode")
+
+
+def test_noisy_embeddings_in_training_mode_fall_back():
+    both = SideBySide(lambda: llama().train())
+    both.change(lambda model: activate_neftune(model, 50.0))
+    both.assert_same(seeded, "neftune_noise_alpha")
 
 
 def mixture(family: str, **more: Any) -> Any:

@@ -52,8 +52,8 @@ _QUANTIZERS = frozenset(
 """Libraries of quantized layers, whose code keeps no state."""
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions that choose a token, which no trial compares."""
-_DROPOUT = ("dropout", "pdrop", "drop_prob", "layerdrop", "drop_path", "jitter")
-"""Substrings in the names of numeric attributes that make a forward pass in training mode random."""
+_DROPOUT = ("dropout", "pdrop", "drop_prob", "layerdrop", "drop_path", "jitter", "noise")
+"""Substrings in the names of numeric attributes that make a forward pass in training mode random, as of NEFTune."""
 _LIBRARIES_OF_MODELS = frozenset({"transformers", "accelerate", "token_recycling"})
 """Libraries that set functions on modules themselves; these functions compute each row by itself."""
 _NEVER_OF_FAMILIES = ("torch.ao.quantization.", "torch.ao.nn.qat.")
