@@ -202,8 +202,10 @@ def test_generate_returns_statistics_and_does_not_change_the_model(model):
     output = tr.generate(model, IDS, drafter="published", return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 12
     assert type(model) is LlamaForCausalLM
-    # Callers unpack what `generate` returns, field by field.
-    assert list(output) == list(model.generate(IDS, return_dict_in_generate=True, **GREEDY))
+    # Callers unpack what `generate` returns, field by field, and compare its type.
+    plain = model.generate(IDS, return_dict_in_generate=True, **GREEDY)
+    assert list(output) == list(plain)
+    assert type(output) is type(plain)
     assert pickle.loads(pickle.dumps(output)).stats.tokens == 12
 
 

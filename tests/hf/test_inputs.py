@@ -4,6 +4,7 @@ the same error.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from support import tiny
 from support.batches import batch
 from support.cases import paired
 from support.side_by_side import SideBySide
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling._util.text_stream import StepRecorder
@@ -102,6 +103,23 @@ def test_position_ids_of_other_shapes(model, positions):
 def test_logits_to_keep(model, kept):
     """The first token may be chosen from logits at another position than the prompt's last."""
     assert_same_outcome(model, IDS, logits_to_keep=kept, do_sample=False)
+
+
+class Negated(LlamaForCausalLM):
+    """Negates the logits unless `sign` is given."""
+
+    def forward(self, *args, sign=1, **kwargs):
+        output = super().forward(*args, **kwargs)
+        return dataclasses.replace(output, logits=-output.logits if sign is None else output.logits)
+
+
+@pytest.mark.parametrize("name", ["sign", "logits_to_keep", "position_ids", "token_type_ids"])
+def test_inputs_of_none(name):
+    """Where the model has another default, it is not left out."""
+    model = tiny.llama()
+    model.__class__ = Negated
+    assert_same_outcome(model, IDS, **{name: None}, do_sample=False)
+    assert (model.acceleration.fallback is None) == (name in ("position_ids", "token_type_ids"))
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 0], [0, 3], [0, 0]], ids=str)

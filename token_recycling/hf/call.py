@@ -7,6 +7,7 @@ not new or that the caller will see, `batch_ends` for criteria that must see a w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -232,8 +233,12 @@ class GenerateCall:
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
         """Return inputs other than token ids. With text only, multimodal models receive empty ones."""
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
-        kept = self.model_kwargs.get("logits_to_keep")
-        if not (kept is None or (isinstance(kept, int) and kept >= 0)):
+        if nothing := {name for name, value in self.model_kwargs.items() if value is None} - {"attention_mask"}:
+            parameters = inspect.signature(model.forward).parameters
+            # Without the input, the pass would use another default.
+            others |= {name for name in nothing & parameters.keys() if parameters[name].default is not None}
+        kept = self.model_kwargs.get("logits_to_keep", 0)
+        if not (isinstance(kept, int) and kept >= 0):
             others.add("logits_to_keep by positions")
         if model.config.get_text_config(decoder=True) is not model.config:
             others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
@@ -304,13 +309,6 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-class Output(GenerateDecoderOnlyOutput):
-    """The output of `generate(return_dict_in_generate=True)`, with the same fields, and the statistics of the run."""
-
-    stats: Stats
-    """Not a field: `to_tuple()` and `keys()` are those of `generate`."""
-
-
 def run_call(
     call: GenerateCall,
     drafter: Drafter,
@@ -318,9 +316,9 @@ def run_call(
     backend: Backend = EAGER,
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
-) -> Output | torch.Tensor:
-    """Decode a call: return ids (batch, length), or an `Output` if the call requests one. Random numbers are those of
-    `generator`, or torch's own; see `requests_of`.
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """Decode a call: return what `generate` returns for it. Random numbers are those of `generator`, or torch's own;
+    see `requests_of`.
     """
     if type(call.cache) is StaticCache or call.target.compiled:
         _warn_of_bypassed_graphs(call)
@@ -393,16 +391,18 @@ def _leave(cache: TreeCache, call: GenerateCall, requests: list[Request], stoppi
         give_back(cache, call.cache, call.paddings, min(columns))
 
 
-def _output(call: GenerateCall, requests: list[Request]) -> Output | torch.Tensor:
-    """Return what `generate` returns for a call that was decoded."""
+def _output(call: GenerateCall, requests: list[Request]) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """Return what `generate` returns for a call that was decoded. An output that is no tensor has the statistics of the
+    run as an attribute `stats`, which is no field, so that callers can unpack it as usual.
+    """
     ids, padding = [request.sequence.padded[0] for request in requests], call.padding_token if len(requests) > 1 else 0
     stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)
     if not call.config.return_dict_in_generate:
         return stacked
     scores = _by_step([request.sequence.scores for request in requests])
     logits = _by_step([request.selector.logits for request in requests])
-    output = Output(sequences=stacked, scores=scores, logits=logits, **{CACHE: call.cache})
-    output.stats = requests[0].stats
+    output = GenerateDecoderOnlyOutput(sequences=stacked, scores=scores, logits=logits, **{CACHE: call.cache})
+    vars(output)["stats"] = requests[0].stats
     return output
 
 

@@ -16,10 +16,11 @@ from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafters._base import Drafter
 from ..hf.acceleration import Acceleration, view
-from ..hf.call import GenerateCall, Output, requests_of, run_call
+from ..hf.call import GenerateCall, requests_of, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.request import NO_HINTS, Hints, Request
 from ..loop.stats import Stats
@@ -83,7 +84,7 @@ class DecodingThread:
         stats: Stats,
         backend: Backend,
         hints: Hints,
-    ) -> Output | torch.Tensor:
+    ) -> GenerateDecoderOnlyOutput | torch.Tensor:
         """Decode a call like `run_call`, but in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         alone = drafter.traits.isolates_requests or call.target is not self.target or mixes_sequences(call.target)
