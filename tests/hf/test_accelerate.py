@@ -253,6 +253,21 @@ def test_copied_model_keeps_what_the_drafter_learned(model, way):
     assert hasattr(model, "acceleration")
 
 
+class Reducing(LlamaForCausalLM):
+    """Defines how it is copied."""
+
+    def __reduce__(self):
+        return tiny.llama, (1,)
+
+
+@pytest.mark.parametrize("way", [pickled, copy.copy, copy.deepcopy])
+def test_model_that_defines_how_it_is_copied(model, way):
+    model.__class__ = Reducing
+    twin = way(tr.accelerate(model))
+    assert type(twin) is LlamaForCausalLM
+    assert torch.equal(twin.lm_head.weight, tiny.llama(1).lm_head.weight)
+
+
 @pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "medusa").__contains__))
 def test_every_drafter_can_be_pickled_and_copied(model, name, tmp_path):
     """Before its first sequence and after it."""

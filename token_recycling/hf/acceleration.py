@@ -10,6 +10,7 @@ reason. Calls that transformers decodes in another way (beam search, assisted ge
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import logging
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from .call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
 
+_BY_PYTHON: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
+"""Functions that make the copy of an object whose class does not define how."""
 ANOTHER_LOOP = (
     "transformers decodes the call in another way: beam search, assisted generation (a draft model or prompt lookup), "
     "or custom_generate"
@@ -153,10 +156,15 @@ class _Accelerated(PreTrainedModel):
         return cls.plain_class()(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy under the name of the model's plain class; of a view, copy the model."""
+        """Pickle and copy under the name of the model's plain class, or as that class itself does; of a view, copy the
+        model.
+        """
         if self.acceleration.original is not None:
             return copy.copy, (self.acceleration.original,)
-        _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
+        reduced = super().__reduce_ex__(max(2, int(protocol)))
+        if reduced[0] not in _BY_PYTHON:
+            return reduced
+        _, _, *state = reduced
         cls = type(self)
         return _unfilled, (cls.__bases__[1] if cls in _contents_as_made else cls.plain_class(),), *state
 
