@@ -11,6 +11,7 @@ import torch
 from support.cases import thinned
 from support.tiny import llama
 from torch import nn
+from torch.nn import functional
 
 from token_recycling import accelerate, accelerated, decelerate, generate
 from token_recycling.model import prepacking
@@ -169,6 +170,16 @@ def test_single_calls_and_blocks_use_packed_weights_but_pack_none(packed_product
     assert all(map(torch.equal, texts(), expected))
     assert packed_products
     assert prepacked_of(model) is packed
+
+
+def test_replaced_function_is_tried_again_with_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed products bypass it."""
+    model = llama()
+    monkeypatch.setattr(functional, "linear", lambda x, *others, own=functional.linear: own(1.5 * x, *others))
+    wanted = _texts(model)
+    for packs in (False, True):
+        assert torch.equal(_texts(accelerate(model, prepack=packs)), wanted)
+        assert (model.acceleration.fallback is not None) == packs
 
 
 def test_packing_takes_at_most_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,8 @@ def _tried(
     facts = target.facts
     results: dict[Hashable, T] = facts.get("trials", dict, of="form")
     training = tuple(part.training for part in parts_of(target.model))
-    form = what, target.dtype, training, _form(target, foreign, searched)
+    packed = target.prepacked and tuple(layer.least for layer in target.prepacked.layers)  # they bypass functions
+    form = what, target.dtype, training, packed, _form(target, foreign, searched)
     if form not in results:
         with facts.lock:  # one thread runs the trial; others that use the model wait
             if form not in results:
