@@ -12,7 +12,7 @@ from support.drafters import example
 from support.noting import noted, own
 from support.releases import needs
 from support.speaking import OF_PARTS, ascii_llama, chat_tokenizer, forgetful_chat
-from transformers import DynamicCache, StoppingCriteriaList
+from transformers import DynamicCache, GenerationConfig, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
 
 from token_recycling import Conversation, make_drafter
@@ -320,8 +320,16 @@ def test_prompt_must_be_shorter_than_the_context():
 
 def test_length_can_be_limited_by_other_arguments(chat):
     length = len(chat._encoded([{"role": "user", "content": "add a, b"}]))
-    chat.say("add a, b", max_new_tokens=None, max_length=length + 5)
-    assert len(chat.last.tokens) == 5
+    of_config = GenerationConfig(max_new_tokens=5, do_sample=False)
+    for arguments in (
+        {"max_new_tokens": None, "max_length": length + 5},
+        {"max_length": length + 5},
+        {"generation_config": of_config},
+    ):
+        chat.reset()
+        chat.arguments = {"do_sample": False}
+        chat.say("add a, b", **arguments)
+        assert len(chat.last.tokens) == 5
 
 
 def test_answer_ends_at_a_stop_string(chat):

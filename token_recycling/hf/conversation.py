@@ -33,6 +33,9 @@ from ..model.state import state_of
 from .accelerate import prepared
 from .acceleration import view
 
+_MOST_TOKENS = 256
+"""Maximum tokens of an answer by default."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -66,8 +69,9 @@ class Conversation:
         prepack: bool | None = None,
         **arguments: Any,
     ) -> None:
-        """`arguments` are those of `model.generate` for every answer; `max_new_tokens` defaults to 256. `system` is the
-        text of the system message. `fast` and `prepack` are as in `accelerate`. The model itself is not accelerated.
+        """`arguments` are those of `model.generate` for every answer; if neither they nor a `generation_config` among
+        them limit the length, an answer has at most 256 tokens. `system` is the text of the system message. `fast` and
+        `prepack` are as in `accelerate`. The model itself is not accelerated.
 
         Raises UnsupportedModelError, and ValueError for a tokenizer without a chat template.
         """
@@ -76,7 +80,7 @@ class Conversation:
                 "the tokenizer has no chat template, which a conversation needs; continue prompts with `generate`"
             )
         self.model, self.tokenizer = model, tokenizer
-        self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
+        self.arguments: dict[str, Any] = arguments
         self.acceleration = prepared(model, drafter, fast)
         prepack_weights(model, prepack, fixed=self.acceleration.drafter.traits.isolates_requests)
         self._target = self.acceleration.examine(model)
@@ -104,8 +108,9 @@ class Conversation:
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
-        `arguments` apply to this turn only. An answer ends at the model's context length, unless `max_new_tokens` is
-        None, or with KeyboardInterrupt, which is raised again; after any other error the conversation is unchanged.
+        `arguments` apply to this turn only. An answer ends at the model's context length, unless `max_length` is given
+        or `max_new_tokens` is None, or with KeyboardInterrupt, which is raised again; after any other error the
+        conversation is unchanged.
         Raises ValueError if the context is full, if the template rejects the conversation, or for several answers.
         """
         if self._read_by != self._state():
@@ -152,6 +157,9 @@ class Conversation:
     def _call_arguments(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of `model.generate` for a prompt; new tokens are limited by the model's context."""
         call_arguments = {**self.arguments, **arguments}
+        if not call_arguments.keys() & {"max_new_tokens", "max_length"}:
+            limit = getattr(call_arguments.get("generation_config"), "max_new_tokens", None)
+            call_arguments["max_new_tokens"] = _MOST_TOKENS if limit is None else limit
         context = self._target.max_length
         if context is not None:
             if len(ids) >= context:
@@ -159,7 +167,7 @@ class Conversation:
                     f"the conversation must have fewer tokens than the model's context of {context}, got {len(ids)}; "
                     "start a new one with reset(), or /reset in `chat`"
                 )
-            if call_arguments["max_new_tokens"] is not None:  # else max_length or the generation config decides
+            if call_arguments.get("max_new_tokens") is not None:  # else max_length or the generation config decides
                 call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
         prompt = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
         return {**prompt, "tokenizer": self.tokenizer, **call_arguments}  # for stop strings
