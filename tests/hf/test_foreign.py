@@ -1372,6 +1372,16 @@ def test_random_layers_in_training_mode_fall_back(family, number):
     SideBySide(lambda: model_of(case).train()).assert_same(seeded, "training mode")
 
 
+@pytest.mark.parametrize("family", ["gpt2", "persimmon"])
+def test_attention_in_training_mode_reads_shares_of_dropouts_in_evaluation_mode(family):
+    """As after `model.train()` and `eval()` of every dropout."""
+    case = next(case for case in SUPPORTED if case.family == family)
+    name = "attn_pdrop" if family == "gpt2" else "attention_dropout"
+    both = SideBySide(lambda: model_of(dataclasses.replace(case, config={**case.config, name: 0.5})).train())
+    both.change(lambda model: [part.eval() for part in model.modules() if "Dropout" in type(part).__name__])
+    both.assert_same(seeded, "training mode")
+
+
 def test_noisy_embeddings_in_training_mode_fall_back():
     both = SideBySide(lambda: llama().train())
     both.change(lambda model: activate_neftune(model, 50.0))

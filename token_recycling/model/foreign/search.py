@@ -356,8 +356,9 @@ def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]
         if not module.training:
             continue
         numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float)) and value > 0}
-        if "Dropout" in type(module).__name__ and "p" in numbers:
-            yield f"{path}, a {type(module).__name__} of {numbers['p']}"
+        for part in (module, *module.children()):  # attention reads the share of a part, whatever the part's mode is
+            if "Dropout" in type(part).__name__ and (getattr(part, "p", None) or 0) > 0:
+                yield f"a {type(part).__name__} of {part.p} in {path or type(module).__name__}"
         if module in put_there and _varies(module):
             yield f"{path}, a {type(module).__name__},"
         if any(getattr(norm, "n_power_iterations", 0) for norm in (module, *forward_hooks(module))):
