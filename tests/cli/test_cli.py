@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from token_recycling.bench.data import OWN_METHODS
 from token_recycling.drafters.published import AdjacencyMatrix
 from token_recycling.model import prepacking
 
+MODELS = Path(__file__).parents[2] / "models"
+
 
 @pytest.mark.parametrize("self_test", [False, True])
 def test_check_describes_a_supported_model(tiny_model_dir, self_test):
@@ -26,6 +29,12 @@ def test_check_describes_a_supported_model(tiny_model_dir, self_test):
     found = run_json("check", tiny_model_dir, *options)
     assert (found["supported"], found["tested"], found["reason"]) == (True, True, None)
     assert (found["difference"] is not None) == ("logits differ by" in text.stdout) == self_test
+    assert not found["notes"]
+
+
+def test_check_notes_that_the_configuration_names_another_class():
+    (note,) = run_json("check", MODELS / "eagle")["notes"]
+    assert "LlamaForCausalLMEagle" in note
 
 
 def test_check_states_why_a_model_is_unsupported(tmp_path):

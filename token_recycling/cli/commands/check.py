@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,9 +51,15 @@ def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
         return ModelInfo((config.architectures or [config.model_type])[0], config.model_type, reason)
     if self_test:
         weights = loading.load_model(model.model, model.dtype, model.device, model.threads)
-        return checked(weights, self_test=True)
-    with torch.device("meta"):
-        return checked(AutoModelForCausalLM.from_config(config))
+        support = checked(weights, self_test=True)
+    else:
+        with torch.device("meta"):
+            support = checked(AutoModelForCausalLM.from_config(config))
+    named = config.architectures or [support.name]
+    if support.name in named:
+        return support
+    note = f"config.json names {named[0]}: if it is a draft head, check its target model, and use it as a drafter"
+    return dataclasses.replace(support, notes=(*support.notes, note))
 
 
 def _print_support(out: Console, support: ModelInfo) -> None:
