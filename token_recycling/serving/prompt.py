@@ -296,6 +296,9 @@ def response_parser(
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
     if template is None:
         return None
+    if not tools:  # what looks like a call is text, since no client expects a call
+        fields = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
+        template = {**template, "fields": fields}
     prefix = tokenizer.decode(ids[0])
     if not _has_start(template, prefix):  # the parser would read the whole conversation as the start of the answer
         begun = prefix.rstrip().endswith(_THINK) and not template["fields"].keys().isdisjoint(REASONING)

@@ -142,6 +142,15 @@ def test_constraint_applies_after_reasoning_begun_by_the_prompt(server, says, to
     assert (message.content.strip(), message.model_extra["reasoning_content"]) == ('{"at":"here"}', "well")
 
 
+def test_delimiters_in_formatted_text_are_text(server, says):
+    said = '{"at": "<think>a</think><tool_call>b</tool_call>"}'
+    schema = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+    says(said)
+    form = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": schema}}
+    message = chat(server, response_format=form, max_tokens=100).choices[0].message
+    assert (message.content, message.model_extra) == (said, {})
+
+
 def test_reasoning_precedes_a_format_only_if_it_is_separated(server, tokenizer, monkeypatch):
     """Otherwise it would be part of the formatted text."""
     asked = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "response_format": FORMS[1]}

@@ -141,7 +141,7 @@ def test_calls_of_model_families_are_parsed(family, name):
     tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
     config = types.SimpleNamespace(model_type=family)
     loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
-    new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
+    new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), TOOLS)
     output = ParsedReader(tokenizer, StopTrimmer(()), new_parser)
     delta = Delta([*output.begin(), *output.feed(WRITTEN[family].replace("look", name))])
     output.end(True, delta)
@@ -276,6 +276,17 @@ def test_arguments_without_quotes_are_read_as_values_of_their_schemas(schema, ad
         assert [text for text in UNQUOTED if admits(grammar, _unquoted(text))] == admitted
         for text in admitted:
             jsonschema.validate(_read(parameters, _unquoted(text)), {**schema, "$defs": defs})
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_output_that_looks_like_a_call_is_text_without_tools(server, says, more):
+    """See vllm-project/vllm#55080."""
+    says(f"{THOUGHT}{SAID}")
+    choice = chat(server, max_tokens=200, **more).choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (SAID, None, "stop")
+    assert choice.message.model_extra["reasoning_content"] == "well"
+    events = streamed_chat(server, max_tokens=200, **more)
+    assert "".join(event.choices[0].delta.content or "" for event in events) == SAID
 
 
 def test_tool_choice_none_hides_the_tools(server):

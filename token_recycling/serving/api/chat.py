@@ -78,7 +78,9 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
     """Return the generation that a chat asks for; raise ApiError."""
     loaded, tools = engine.loaded, body.shown_tools
     ids, prompted = await prompt_of(engine, body)
-    parser = response_parser(loaded, ids, tools, prompted and tools is not None)
+    constraint, parser = parts_constraint(loaded, body, ids, prompted), None
+    if constraint is not None or body.constraint is None:  # otherwise a text may contain delimiters, in a JSON string
+        parser = response_parser(loaded, ids, tools, prompted and tools is not None)
     return await generation_of(
         engine,
         job,
@@ -89,7 +91,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
-        constraint=parts_constraint(loaded, body, ids, prompted),
+        constraint=constraint,
     )
 
 
