@@ -225,10 +225,10 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 # Response templates and parsers
 
 
-def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:
+def _template(anchor: Any, thought: dict[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:
     """Return a response template: the start of an answer, the delimiters of its reasoning, its end, and its calls."""
     fields = {
-        "reasoning_content": {"open": thought[0], "close": thought[1], "content": "text"},
+        "reasoning_content": {**thought, "content": "text"},
         "tool_calls": {"repeats": True, **calls},
         "content": {**end, "content": "text"},
     }
@@ -236,8 +236,13 @@ def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **call
 
 
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# Whitespace between two delimiters is not text: it would replace the text before.
-_QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
+# Reasoning only begins an answer; later, <think> is text. Whitespace between two delimiters is not text: it would
+# replace the text before.
+_QWEN: Any = (
+    "<|im_start|>assistant\n",
+    {"open_pattern": rf"\A\s*{_THINK}", "close": "</think>"},
+    {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"},
+)
 CALL_MARKS = ("<tool_call>", "</tool_call>")
 _MARKED: dict[str, Any] = {
     "open_pattern": rf"\s*{CALL_MARKS[0]}",
@@ -257,7 +262,7 @@ _XML_CALLS = _template(
 )
 _GEMMA = _template(
     ["<|turn>model\n", "<tool_response|>"],
-    ("<|channel>thought\n", "<channel|>"),
+    {"open": "<|channel>thought\n", "close": "<channel|>"},
     {"close": ["<turn|>", "<|tool_response>", "<eos>"]},
     open_pattern=r"<\|tool_call>call:(?P<name>[^{\s]+)",
     close="<tool_call|>",

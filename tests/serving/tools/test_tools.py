@@ -11,6 +11,7 @@ from support import tiny
 from support.byte_grammars import admits, byte_tokenizer
 from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
+from support.speaking import chat_tokenizer
 from transformers import GenerationConfig
 
 from token_recycling.grammar.parts import Function, FunctionError, OutputParts, compiled_parts
@@ -165,6 +166,16 @@ def test_conversation_is_no_part_of_the_answer(asked, begun):
         pieces = merged([*output.begin(), *output.feed("well</think>yes" if begun else "yes", last=True)])
         wanted = [("reasoning", "well")] * begun + [("text", "yes")]
         assert [(piece.kind, piece.text) for piece in pieces] == wanted
+
+
+@pytest.mark.parametrize("said", ["", "<think>well</think>"])
+def test_text_about_delimiters_of_reasoning_is_text(said):
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3")), chat_tokenizer())
+    prompt = loaded.tokenizer("<|im_start|>assistant\n", return_tensors="pt")["input_ids"]
+    output = ParsedReader(loaded.tokenizer, StopTrimmer(()), response_parser(loaded, prompt, None))
+    text = "Write <think>, then </think>."
+    pieces = merged([*output.begin(), *output.feed(f"{said}{text}", last=True)])
+    assert [(piece.kind, piece.text) for piece in pieces] == [("reasoning", "well")] * bool(said) + [("text", text)]
 
 
 def test_call_nested_too_deeply_is_text(tokenizer):
