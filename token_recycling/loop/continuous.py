@@ -107,10 +107,6 @@ class RunningBatch:
         self._joining[request] = Batch([request], self._pacer, self.target.new_cache(), clock)
         self._callbacks[request] = on_step
 
-    def leave(self, request: Request, error: Exception) -> None:
-        """End a request early with `error`; the next step returns the request."""
-        request.error = request.error or error
-
     @torch.inference_mode(False)  # see `batch.decode`
     @torch.no_grad()
     def step(self) -> list[Request]:

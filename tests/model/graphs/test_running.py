@@ -48,7 +48,7 @@ def test_requests_that_join_and_leave_equal_single_decoding(family, seed):
         for _ in range(chance.randrange(4)):
             texts.step()
         if number % 5 == 4 and texts.batch.requests:
-            texts.batch.leave(texts.batch.requests[0], GoneError())
+            texts.batch.requests[0].fail(GoneError())
     texts.finish()
     for request, output in wanted.items():
         left = isinstance(request.error, GoneError)
