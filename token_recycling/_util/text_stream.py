@@ -55,9 +55,7 @@ class IncrementalText:
 
     def flush(self) -> str:
         """Return the text held back, at the end of the output."""
-        text = self._pending()
-        self._context, self._shown = self._shown, len(self._tokens)
-        return text
+        return self._pending()
 
     def _pending(self) -> str:
         before = decoded(self.tokenizer, self._tokens[self._context : self._shown])

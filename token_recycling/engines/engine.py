@@ -212,7 +212,7 @@ class Replica:
         self._path = Path(options.matrix) if options.matrix else None
         if self._path is not None and find_spec("safetensors") is None:
             raise ModuleNotFoundError(f"the matrix file {self._path} needs safetensors; install it, or give no matrix")
-        self._saves = saves and options.learns and self._path is not None
+        self._saves = saves and self._path is not None
         self._kept, self._saved = 0, time.monotonic()
         self._observed: deque[Observed] = deque()
         if self._path is not None and self._path.exists():
