@@ -101,12 +101,21 @@ def test_draft_model_reads_only_the_new_tokens_of_a_turn(name, tmp_path, monkeyp
 
 @needs(5, 14)
 def test_recurrent_states_resume_where_the_template_drops_reasoning():
-    chat = Conversation(*forgetful_chat(), system="import sys\n" * 20, **GREEDY)
+    chat, seen = Conversation(*forgetful_chat(), system="import sys\n" * 20, **GREEDY), list[torch.Tensor]()
+
+    def noting(ids, scores):
+        seen.append(scores.clone())
+        return scores
+
     for turn, said in enumerate(SAID):
-        wanted = cold_answer(chat, [*chat.messages, {"role": "user", "content": said}])
-        chat.say(said)
+        seen.clear()
+        asked = [*chat.messages, {"role": "user", "content": said}]
+        wanted = cold_answer(chat, asked, logits_processor=[noting])
+        chat.say(said, logits_processor=[noting])
         assert chat.last is not None
         assert chat.last.tokens == wanted
+        plain, ours = torch.cat(seen).chunk(2)
+        torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-3)
         asked = chat.last.arguments["input_ids"].shape[1]
         assert turn == 0 or 0 < asked - chat.last.cached < 130 < asked
     assert chat.acceleration.fallback is None

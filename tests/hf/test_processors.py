@@ -218,3 +218,20 @@ def test_batch(name, way, model, watch):
         assert [text for text, _ in own] == [row[:end] for end in range(width, width + len(own))]
         assert all(allowed[row[len(text)]] for text, allowed in own)
         assert len(own) == NEW or row[width + len(own) - 1] in {*ENDS, 11}
+
+
+def test_ids_that_a_processor_keeps_are_separate(model):
+    """Writing to those of one token changes neither those of others nor the output."""
+
+    def kept_by(generate):
+        kept = []
+
+        def keeping(ids, scores):
+            kept.append(ids)
+            return scores
+
+        output = generate(tiny.prompt(0, 6), max_new_tokens=6, do_sample=False, logits_processor=[keeping])
+        kept[-1].zero_()
+        return [ids.tolist() for ids in (*kept, output)]
+
+    assert kept_by(functools.partial(tr.generate, model)) == kept_by(model.generate)
