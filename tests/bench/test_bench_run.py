@@ -1,6 +1,7 @@
 """Measuring with tiny models: rows, resuming, failures, identity, cold and warm drafters."""
 
 import json
+import subprocess
 from collections import Counter
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from support import benching
 from support.benching import NEW
 from support.cases import thinned
 
-from token_recycling.bench import session
+from token_recycling.bench import environment, session
 from token_recycling.bench.measure import Item, decode_item, divergence_of
 from token_recycling.bench.methods import Drafted, Outcome, parse
 from token_recycling.bench.store import row
@@ -253,3 +254,24 @@ def test_forced_methods_decode_the_output_of_generate_in_any_order(tmp_path, mon
         assert [(one["tokens"], one["identical"], one["failure"]) for one in found[spec]] == [(NEW, None, None)] * 2
         assert [one["repeated_4grams"] for one in found[spec]] == [one["repeated_4grams"] for one in found["generate"]]
     assert found["plain"][0]["repeated_4grams"] != found["generate"][0]["repeated_4grams"]
+
+
+def test_commit_of_a_checkout_tells_whether_the_package_was_changed(tmp_path, monkeypatch):
+    def git(*command):
+        who = ("-c", "user.name=ann", "-c", "user.email=ann@example.com", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", "-C", tmp_path, *who, *command], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    code = tmp_path / "package" / "bench" / "environment.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("one")
+    monkeypatch.setattr(environment, "__file__", str(code))
+    assert environment.commit() is None, "an installed package has none"
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "one")
+    (tmp_path / "notes").write_text("beside the package")
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert environment.commit() == head
+    code.write_text("two")
+    assert environment.commit() == f"{head}-dirty"

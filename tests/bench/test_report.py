@@ -131,7 +131,7 @@ def test_findings_name_slower_methods_and_different_outputs():
 
 
 NEAR = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
-LATER = {**ENVIRONMENT, "date": "2026-12-01"}
+LATER, IN_16_BITS = {**ENVIRONMENT, "date": "2026-12-01"}, {**ENVIRONMENT, "dtype": "float16"}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,7 @@ LATER = {**ENVIRONMENT, "date": "2026-12-01"}
         ([row("generate", total_seconds=[1.12]), row(tokens=103, steps=100, total_seconds=[10.3])], "(1.12, MAT 1.03)"),
         ([row("generate"), row(environment={**ENVIRONMENT, "threads": 8})], "threads: 2 or 8"),
         ([row("generate"), row(identical=False, divergence=NEAR, environment=LATER)], None),
+        ([row("generate", environment=IN_16_BITS), row(identical=False, environment=IN_16_BITS)], None),
     ],
 )
 def test_warnings(rows, warning):

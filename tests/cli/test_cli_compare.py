@@ -1,5 +1,6 @@
 """`token-recycling compare`."""
 
+import copy
 import json
 import re
 import shutil
@@ -11,7 +12,8 @@ from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
 from token_recycling.bench.methods import Transformers
-from token_recycling.cli.comparison import bfloat16_speedup
+from token_recycling.cli import comparison
+from token_recycling.cli.comparison import bfloat16_speedup, may_try_bfloat16
 
 FIXED = ("--drafter", "recycling:tree=8")
 """A fixed tree, whose size does not depend on the machine."""
@@ -45,6 +47,14 @@ def test_speedup_of_bfloat16_is_over_float32():
 
     halved = [prompt(1.0), prompt(9.0), prompt(2.0)]
     assert bfloat16_speedup(halved, [prompt(2.0), prompt(0.0, answered=False), prompt(4.0), prompt(99.0)]) == 2.0
+
+
+def test_bfloat16_is_tried_where_a_copy_takes_little_memory(model, monkeypatch):
+    weights = sum(weight.nbytes for weight in model.parameters())
+    for memory, tries in ((8 * weights, True), (8 * weights - 1, False)):
+        monkeypatch.setattr(comparison, "memory", lambda device, memory=memory: memory)
+        assert may_try_bfloat16(model) == tries
+        assert not may_try_bfloat16(copy.deepcopy(model).bfloat16())
 
 
 def test_empty_answers_have_no_speed(loaded, tiny_model_dir, tmp_path):

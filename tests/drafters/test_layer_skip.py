@@ -6,6 +6,7 @@ from support import architectures, runs, tiny
 from support.tiny import gpt2
 
 import token_recycling as tr
+from token_recycling.drafters import layer_skip
 from token_recycling.drafters.layer_skip import best_layers, decoder_layers, without_layers
 from token_recycling.model.target import Target
 
@@ -115,3 +116,13 @@ def test_search_stays_within_the_models_positions(length):
     drafter, ids = tr.make_drafter("layer_skip"), tiny.prompt(0, length, 80)
     runs.check_same(model.eval(), drafter, ids, max_new_tokens=33 - length)
     assert drafter._skipped == [1]
+
+
+def test_forks_choose_layers_without_any_prompt(deep, monkeypatch):
+    """A server forks its drafter for every user: the choice must not depend on another user's prompt."""
+    seen, target = [], Target(deep)
+    monkeypatch.setattr(layer_skip, "best_layers", lambda model, sequence, depth: seen.append(sequence) or ([3], 1.0))
+    for fork in (lambda drafter: drafter, lambda drafter: drafter.fork(), lambda drafter: drafter.fork().fork()):
+        for seed in (0, 1):
+            runs.begun(fork(tr.make_drafter("layer_skip")), tiny.prompt(seed, 9)[0], target)
+    assert [torch.equal(*seen[place : place + 2]) for place in (0, 2, 4)] == [False, True, True]

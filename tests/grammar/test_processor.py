@@ -117,3 +117,11 @@ def test_special_tokens_are_not_admitted_in_strings():
     grammar = compiled(byte_tokenizer("<|mark|>"), "json_schema", {"type": "string"})
     assert admits(grammar, json.dumps("a <|mark|> b"))
     assert not admits(grammar, json.dumps("a <|mark|> b"), special=("<|mark|>",))
+
+
+def test_changed_end_token_of_a_model_is_read_again(loaded, monkeypatch):
+    after = []
+    for end in (97, 98, 97):
+        monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", end)
+        after.append(allowed_after(tr.constrain(loaded.model, regex="[cd]"), loaded.tokenizer.encode("c"))[-1])
+    assert after == [[97], [98], [97]]

@@ -2,10 +2,13 @@
 saved state.
 """
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from support import architectures, tiny
+from support.noting import noted
 
 import token_recycling as tr
 import token_recycling.hf.warm as warm_module
@@ -40,6 +43,18 @@ def test_warmed_drafter_starts_from_the_saved_state(loaded):
     assert not len(taught.matrix.history), "its outputs enter the history only on request"
     text = tr.generate(model, ids, drafter=drafter, max_new_tokens=40, do_sample=False)
     assert text.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
+    tr.generate(model, ids, drafter=taught, max_new_tokens=40, do_sample=False)
+    assert len(taught.matrix.history), "further outputs enter it"
+
+
+def test_outputs_begin_with_the_token_that_begins_texts(loaded, tmp_path):
+    """Its id may be 0."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(0)
+    roots, hook = noted(loaded.model, lambda given: given["input_ids"][:, 0])
+    warmed(loaded.model, tokenizer, output=tmp_path / "own.matrix")
+    hook.remove()
+    assert roots[0].unique().tolist() == [0]
 
 
 def test_interrupted_warming_saves_what_was_learned(loaded, tmp_path):

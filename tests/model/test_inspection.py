@@ -10,7 +10,7 @@ from support.architectures import SUPPORTED, chosen
 import token_recycling as tr
 from token_recycling.drafters._base import Drafter, DrafterTraits
 from token_recycling.model.hidden import NoHiddenStatesError, decoder_layers, last_state, layer_states, output_layer
-from token_recycling.model.inspection import arguments_of, weights_fingerprint
+from token_recycling.model.inspection import arguments_of, context_length, weights_fingerprint
 from token_recycling.trees.draft import Draft, Step
 from token_recycling.trees.templates import Template
 
@@ -135,3 +135,11 @@ def test_fingerprint_ignores_the_order_of_settings():
         model.config.settings = settings
     first, same, other = map(weights_fingerprint, models)
     assert first == same != other
+
+
+def test_context_is_the_smallest_limit(model):
+    positions = model.config.max_position_embeddings
+    assert context_length(model) == positions
+    for other in (positions - 1, positions + 1):
+        model.config.max_seq_len = other
+        assert context_length(model) == min(positions, other)

@@ -46,6 +46,7 @@ def echoed(server):
 
 def in_steps(server):
     (_, *steps, (_, end)) = server.steps(prompt="for index in", **GREEDY)
+    assert [data["index"] for _, data in steps] == [*range(len(steps))]
     return "".join("".join(data["texts"]) for _, data in steps) + end["text"]
 
 

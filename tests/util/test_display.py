@@ -1,5 +1,6 @@
 """HTML shown in notebooks: every figure and text is present and escaped."""
 
+from collections import Counter
 from html.parser import HTMLParser
 
 import torch
@@ -43,3 +44,15 @@ def test_figures_are_those_of_the_run(model):
     (_, *ids) = words(step)
     assert sorted(ids) == sorted(map(str, [*step.draft.tokens.tolist(), step.tokens[-1]]))
     assert visible(tokenizer.decode([step.tokens[-1]])) in words(step.shown(tokenizer))
+
+
+def test_bars_of_emitted_tokens_count_every_step_once():
+    shown = words(Stats(steps=7, lengths=Counter({1: 1, 7: 1, 8: 2, 9: 1, 30: 2})))
+    begin, end = map(shown.index, ("steps by emitted tokens", "accepted by depth, %"))
+    bars = dict(zip(shown[begin + 1 : end : 2], shown[begin + 2 : end : 2], strict=True))
+    assert {length: steps for length, steps in bars.items() if steps != "0"} == {
+        "1": "1",
+        "7": "1",
+        "8": "2",
+        "more": "3",
+    }
