@@ -287,10 +287,15 @@ def response_template(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def response_parser(
-    loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, prompted: bool = False
+    loaded: Loaded,
+    ids: torch.Tensor,
+    tools: list[dict[str, Any]] | None,
+    prompted: bool = False,
+    constrained: bool = False,
 ) -> Callable[[], Any] | None:
     """Return a function that creates a parser of the output after a prompt (1, length); None if the model's output
-    format is unknown. `prompted`: the prompt describes how to call functions.
+    format is unknown. `prompted`: the prompt describes how to call functions; `constrained`: a grammar enforces the
+    delimiters of calls.
     """
     tokenizer, template = loaded.tokenizer, response_template(loaded)
     if prompted:
@@ -308,9 +313,21 @@ def response_parser(
     if not _has_start(template, prefix):  # the parser would read the whole conversation as the start of the answer
         begun = prefix.rstrip().endswith(_THINK) and not template["fields"].keys().isdisjoint(REASONING)
         prefix = _THINK if begun else ""
-    if template["fields"].get("tool_calls", {}).get("content") == "xml-inline":
+    calls = template["fields"].get("tool_calls", {})
+    if calls.get("content") == "xml-inline":
         tools = [_with_types(tool) for tool in tools or ()]
+        if calls is _XML_CALLS["fields"]["tool_calls"] and not constrained:
+            template = {**template, "fields": {**template["fields"], "tool_calls": _with_bare_calls(calls, tools)}}
     return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
+
+
+def _with_bare_calls(calls: dict[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the format of XML calls, in which a call of one of the tools may lack its first delimiter: Qwen3-Coder
+    often leaves it out after a text (QwenLM/Qwen3-Coder#475).
+    """
+    names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+    bare = rf"<function=(?=(?:{names})>\s*(?:<parameter=|</function>))"
+    return {**calls, "open_pattern": rf"\s*(?:<tool_call>\s*<function=|{bare})(?P<name>[^>\n]+)>"}
 
 
 def _has_start(template: dict[str, Any], prompt: str) -> bool:

@@ -168,6 +168,34 @@ def test_conversation_is_no_part_of_the_answer(asked, begun):
         assert [(piece.kind, piece.text) for piece in pieces] == wanted
 
 
+BARE = "<function=look>\n<parameter=at>\n1\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("said", "text", "calls"),
+    [
+        (f"I look.\n\n{BARE}\n{CLOSE}", "I look.", 1),
+        (BARE, "", 1),
+        (f"{BARE}{CLOSE}\n{BARE}\n{CLOSE}", "", 2),
+        (f"{BARE.replace('look', 'go')}\n{CLOSE}", f"{BARE.replace('look', 'go')}\n{CLOSE}", 0),
+        ("Write <function=look> first.", "Write <function=look> first.", 0),
+    ],
+)
+def test_xml_call_of_a_tool_may_lack_its_first_delimiter(said, text, calls, piece):
+    """See ollama/ollama#16686. Within a grammar, calls have all delimiters, and anything else is text."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "<function="
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3_5")), tokenizer)
+    for constrained, wanted in ((False, (text, calls)), (True, (said, 0))):
+        prompt = torch.empty(1, 0, dtype=torch.long)
+        new_parser = response_parser(loaded, prompt, TOOLS, constrained=constrained)
+        output = ParsedReader(tokenizer, StopTrimmer(()), new_parser)
+        parts = [said[at : at + piece] for at in range(0, len(said), piece)]
+        shown = Delta([one for part in parts for one in output.feed(part)] + output.feed("", last=True))
+        assert (shown.of("text"), len(shown.calls)) == wanted
+
+
 @pytest.mark.parametrize("said", ["", "<think>well</think>"])
 def test_text_about_delimiters_of_reasoning_is_text(said):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3")), chat_tokenizer())
