@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from support.benching import NEW
 from support.cases import thinned
 
 from token_recycling.bench import environment, session
+from token_recycling.bench.data import RunOptions
 from token_recycling.bench.measure import Item, decode_item, divergence_of
 from token_recycling.bench.methods import Drafted, Outcome, parse
 from token_recycling.bench.store import row
@@ -134,6 +135,10 @@ def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
     with pytest.raises(ValueError, match=r"max_new_tokens 8 there, 6 now.*--fresh"):
         benching.run(other, plan(1), tmp_path)
     assert {row["max_new_tokens"] for row in benching.run(other, plan(1), tmp_path, fresh=True)} == {6}
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, "further": 1}))
+    with pytest.raises(ValueError, match=r"further 1 there, None now"):
+        benching.run(other, plan(1), tmp_path)
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"is not JSON.*--fresh"):
         benching.run(other, plan(1), tmp_path)
@@ -275,3 +280,23 @@ def test_commit_of_a_checkout_tells_whether_the_package_was_changed(tmp_path, mo
     assert environment.commit() == head
     code.write_text("two")
     assert environment.commit() == f"{head}-dirty"
+
+
+def test_every_condition_of_a_run_is_among_its_settings():
+    """So that rows measured otherwise are not mixed with its own."""
+    where, made, asked = benching.setup(), plan(1), benching.questions(1)
+    facts = environment.environment(where.model, "tiny")
+    conditions = {"max_new_tokens": 9, "chat": True, "repeats": 2, "seed": 1, "temperature": 0.5}
+    assert conditions.keys() == {field.name for field in fields(where)} - {"model", "tokenizer"}
+    others = [(replace(where, **{name: value}), asked, made, facts) for name, value in conditions.items()]
+    others += [(where, benching.questions(2), made, facts), (where, asked, plan(2), facts)]
+    without = {"model", "date", "cores", "parameters"}
+    others += [(where, asked, made, {**facts, name: "another"}) for name in facts.keys() - without]
+    usual = session.settings(where, asked, made, facts)
+    assert [other for other in others if session.settings(*other) == usual] == []
+
+
+def test_limit_does_not_count_prompts_of_the_warm_up(tiny_model_dir, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in benching.TEXTS))
+    options = RunOptions((str(tmp_path / "texts.jsonl"),), 2, ("plain",), warm_up=1, max_new_tokens=2, replay=False)
+    assert session.Session(tiny_model_dir, options, tmp_path / "out").items == 2

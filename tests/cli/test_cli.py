@@ -60,6 +60,7 @@ def test_matrix_shows_the_most_used_rows(loaded, tiny_model_dir, tmp_path):
     assert (found["vocab_size"], found["k"], found["rows_filled"]) == (257, 2, 3)
     assert found["tokenizer"] == fingerprint(loaded.tokenizer)
     assert [row["token"] for row in found["rows"]] == [72, 10]
+    assert {row["token"] for row in run_json("matrix", file)["rows"]} == {72, 10, 0}, "no empty rows"
     assert found["rows"][0]["candidates"] == [10, 72]
     assert found["rows"][0]["text"] == loaded.tokenizer.decode([72])
     assert found["rows"][0]["candidate_texts"] == [loaded.tokenizer.decode([10]), loaded.tokenizer.decode([72])]

@@ -31,6 +31,10 @@ def test_sampling_equals_transformers(loaded, tiny_model_dir):
     one = ("--temperature", 9, "--top-p", 0, "--max-new-tokens", 12)
     assert run_json("generate", tiny_model_dir, PROMPT, *one)["tokens"] == greedy
     torch.manual_seed(0)
+    expected = reference(loaded, PROMPT, max_new_tokens=12, do_sample=True, temperature=9.0, top_p=1.0, top_k=0)
+    hot = ("--temperature", 9, "--max-new-tokens", 12, "--seed", 0)
+    assert run_json("generate", tiny_model_dir, PROMPT, *hot)["tokens"] == expected, "from all tokens by default"
+    torch.manual_seed(0)
     expected = reference(loaded, PROMPT, max_new_tokens=12, do_sample=True, temperature=0.7, top_p=0.9, top_k=20)
     options = ("--temperature", 0.7, "--top-p", 0.9, "--top-k", 20, "--max-new-tokens", 12)
     assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 0)["tokens"] == expected

@@ -44,7 +44,8 @@ REFUSED = [
     ((*G, "--temperature", "-1"), "--temperature"),
     ((*G, "--top-k", "5"), "--temperature > 0"),
     ((*G, "--temperature", "1", "--seed", 10**20), f"--seed must be a number of 64 bits, got {10**20}"),
-    (("warm", "MODEL", "--seed", 10**20), f"--seed must be a number of 64 bits, got {10**20}"),
+    ((*G, "--temperature", "1", "--seed", 2**64), f"--seed must be a number of 64 bits, got {2**64}"),
+    (("warm", "MODEL", "--seed", -(2**63) - 1), f"--seed must be a number of 64 bits, got {-(2**63) - 1}"),
     ((*G, "--stop", ""), "--stop"),
     *(
         ((*G, "--schema", schema), f"--schema must be a JSON schema or a file with one, got '{schema}'")

@@ -3,7 +3,7 @@
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,15 @@ def test_broken_drafter_of_another_package_is_named_and_others_are_listed(monkey
     _, broken, other = listing.drafters(["suffix", "garbage", "other"])
     assert broken["summary"].startswith("not available: ")
     assert other["options"][0]["name"] == "shapes"
+
+
+def test_defaults_that_are_made_for_each_drafter_are_listed():
+    @dataclass
+    class Own(Drafter):
+        size: int | str = field(default_factory=lambda: 3)
+        other: int = 4
+
+    assert [option["default"] for option in listing.drafter("own", Own)["options"]] == ["3", "4"]
 
 
 @dataclass

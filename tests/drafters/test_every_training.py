@@ -89,6 +89,7 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
     command = ["train", name, tiny_model_dir, text, "--output", head, *how, *own]
     made = run_json(*command)
     assert (made["training"]["trained_texts"], made["training"]["held_out_texts"]) == (9, 3)
+    assert 9 <= made["training"]["trained_tokens"] <= 9 * 8, "those of the outputs"
     facts = json.loads((head / f"{name.replace('-', '_')}.json").read_text())
     assert (facts[measured], facts["training"]) == (made[measured], made["training"])
     checkpoint = head / "training" / "checkpoint.pt"

@@ -45,6 +45,11 @@ def test_greedy_continuations_equal_those_of_generate(model, tmp_path):
     assert max(map(len, continuations(small, prompts(2), tmp_path / "ended", max_new_tokens=64).texts)) == 12
 
 
+def test_equal_prompts_of_several_batches_are_sampled_differently(model, tmp_path):
+    made = continuations(model, prompts(1) * 6, tmp_path / "texts", max_new_tokens=20, temperature=1.0, batch=2)
+    assert len({tuple(text.tolist()) for text in made.texts}) == 6
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_interrupted_run_is_resumed(model, tmp_path, monkeypatch, temperature):
     monkeypatch.setattr("token_recycling.training.continuations._SAVE_SECONDS", 0)

@@ -82,12 +82,14 @@ def test_plain_text_documents_become_text():
     parts = {"type": "content", "content": [{"type": "text", "text": "The sky is blue."}]}
     found = {"type": "search_result", "source": "https://a", "title": "Sea", "content": parts["content"]}
     documents = [{"type": "document", "source": plain, "title": "Facts"}, {"type": "document", "source": parts}, found]
+    documents.append({**documents[0], "context": "Spring"})
     result = {"type": "tool_result", "tool_use_id": "t", "content": [documents[0], {"type": "text", "text": "and"}]}
     asked = {"type": "text", "text": "Which?"}
     body = {"max_tokens": 1, "messages": [{"role": "user", "content": [result, *documents, asked]}]}
     tool, user = MessagesRequest.model_validate(body).as_chat().messages
     assert (tool.role, tool.content) == ("tool", "Facts\nThe grass is green.\nand")
-    assert user.content == "Facts\nThe grass is green.\nThe sky is blue.\nSea\nThe sky is blue.\nWhich?"
+    others = "The sky is blue.\nSea\nThe sky is blue.\nFacts\nSpring\nThe grass is green.\nWhich?"
+    assert user.content == f"Facts\nThe grass is green.\n{others}"
 
 
 def test_system_message_that_only_sets_the_effort_is_skipped():

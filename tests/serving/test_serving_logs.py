@@ -58,6 +58,9 @@ def test_latencies_are_counted_by_key_and_cover_the_whole_stream(access_log):
     generated, answered = (record.fields for record in events[-2:])
     later_tokens = 199  # after the first pass, which verifies no draft when an answer is streamed
     assert token == pytest.approx(generated["decode_seconds"] / later_tokens, rel=0.01)
+    assert metrics['token_recycling_step_seconds_sum{key="bob"}'] == pytest.approx(
+        generated["decode_seconds"] / generated["steps"], rel=0.01
+    )
     assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
 
 
