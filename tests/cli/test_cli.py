@@ -14,6 +14,7 @@ from transformers import RwkvConfig, T5Config
 from token_recycling import __version__, drafter_names, fingerprint
 from token_recycling.bench import methods, session
 from token_recycling.bench.data import OWN_METHODS
+from token_recycling.cli.console import percent
 from token_recycling.drafters.published import AdjacencyMatrix
 from token_recycling.model import prepacking
 
@@ -145,3 +146,8 @@ def test_weights_are_prepacked_once_per_command(command, given, fixed, tiny_mode
     result = run(command, tiny_model_dir, *options, "--max-new-tokens", 4, *given)
     assert result.exit_code == 0, result.stderr
     assert made == fixed
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0, "0%"), (0.004, "0.4%"), (0.0996, "10.0%"), (0.1, "10%"), (1, "100%")])
+def test_small_shares_keep_a_decimal(share, shown):
+    assert percent(share) == shown

@@ -18,8 +18,8 @@ from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
-from token_recycling.serving.conversation import Message, ToolCall
-from token_recycling.serving.engine import Engine
+from token_recycling.serving.conversation import Called, Message, ToolCall
+from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.generation import Generation
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
@@ -301,3 +301,30 @@ def test_event_data_has_no_line_separators():
     name, data, *rest = written("delta", said).decode().splitlines()
     assert (name, rest) == ("event: delta", [""])
     assert json.loads(data.removeprefix("data: ")) == said
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ({"a": "é"}, {"a": "é"}),
+        ('{"a": "é"}', {"a": "é"}),
+        (None, {}),
+        ("null", {}),
+        ("", {}),
+        (["é", 1.0], '["é", 1.0]'),
+        ('{"a": "é', '{"a": "é'),
+        ('{"a": NaN}', '{"a": NaN}'),
+    ],
+)
+def test_arguments_of_calls_are_objects_or_the_text_of_the_model(sent, read):
+    assert Called.model_validate({"name": "look", "arguments": sent}).arguments == read
+
+
+def test_every_output_of_a_failed_request_ends_with_its_error():
+    """Also one that begins after the request has ended: its future may be the first to fail."""
+    job = Job()
+    job.failure = ApiError(400, "no")
+    job.cancel()
+    with pytest.raises(ApiError, match="no"):
+        job.check()
+    assert job.outcome is None

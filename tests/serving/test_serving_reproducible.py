@@ -67,6 +67,7 @@ def test_drafters_chosen_by_a_request_are_reproducible(bfloat16_model, drafter):
 def test_settings_that_share_state_between_requests_are_refused(settings, got):
     with pytest.raises(ValueError, match=f"reproducible cannot be combined with {got}"):
         Settings(**{**SETTINGS, **settings})
+    assert Settings(**SETTINGS, cache=0.0, concurrency=1).reproducible, "which share nothing"
 
 
 def test_drafter_that_reads_the_clock_is_refused(bfloat16_model):
