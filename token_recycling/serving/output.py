@@ -410,6 +410,8 @@ class ParsedReader:
         """Whether this is the last piece of text."""
         self._blanks: str | None = None
         """Whitespace since the last call, shown only before other text; None before any call and after other text."""
+        self._line_ends = 0
+        """Maximum number of line ends to skip: templates write up to two between reasoning and text."""
         self._characters = 0
         self._prompted: dict[str, int] = {}
         """Number of characters per field that belong to the prompt."""
@@ -484,7 +486,9 @@ class ParsedReader:
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":
-                pieces.append(self._shown(self._generated(name, event["text"])))
+                pieces.append(self._shown(self._after_line_ends(self._generated(name, event["text"]))))
+            elif kind == "region_close" and name in REASONING:
+                self._line_ends = 2
             elif kind == "region_chunk" and name in REASONING:
                 pieces.append(Piece("reasoning", self._generated(name, event["text"])))
         return pieces
@@ -496,6 +500,13 @@ class ParsedReader:
             if not text.strip():
                 text, self._blanks = "", text
         return Piece("text", self._trimmer.push(text))
+
+    def _after_line_ends(self, text: str) -> str:
+        """Return a text without the line ends that separate it from reasoning."""
+        while self._line_ends and text.startswith("\n"):
+            text, self._line_ends = text[1:], self._line_ends - 1
+        self._line_ends = 0 if text else self._line_ends
+        return text
 
     def _generated(self, name: str, text: str) -> str:
         """Return a text without the prompt's part and without stray special tokens."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from support.functions import HELD
-from support.openai_answers import chat, completion
+from support.openai_answers import chat, completion, streamed_chat
 from support.serving import keys, serving, wait_for
 
 from token_recycling.model.loading import Loaded
@@ -140,6 +140,18 @@ def test_constraint_applies_after_reasoning_begun_by_the_prompt(server, says, to
     says('well</think>\n\n{"at":"here"}')
     message = chat(server, tools=tools, response_format=FORMS[1], max_tokens=60).choices[0].message
     assert (message.content.strip(), message.model_extra["reasoning_content"]) == ('{"at":"here"}', "well")
+
+
+@pytest.mark.parametrize("line_ends", range(3))
+def test_choice_after_reasoning_is_the_whole_content(server, says, tokenizer, monkeypatch, line_ends):
+    """Line ends between reasoning and text are not content."""
+    template = tokenizer.chat_template.replace("assistant: ", "assistant: <think>")
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    says("well</think>" + "\n" * line_ends + "here")
+    asked = {"structured_outputs": {"choice": ["here", "there"]}, "max_tokens": 60}
+    message = chat(server, **asked).choices[0].message
+    assert (message.content, message.model_extra["reasoning_content"]) == ("here", "well")
+    assert "".join(event.choices[0].delta.content or "" for event in streamed_chat(server, **asked)) == "here"
 
 
 def test_delimiters_in_formatted_text_are_text(server, says):

@@ -206,6 +206,12 @@ def test_text_about_delimiters_of_reasoning_is_text(said):
     assert [(piece.kind, piece.text) for piece in pieces] == [("reasoning", "well")] * bool(said) + [("text", text)]
 
 
+def test_only_two_line_ends_after_reasoning_are_left_out(tokenizer):
+    output = ParsedReader(tokenizer, StopTrimmer(()), partial(tokenizer.get_response_parser, prefix=""))
+    pieces = [piece for text in ("<think>a</think>\n", "\n", "\n", "b\n\nc") for piece in output.feed(text)]
+    assert Delta([*pieces, *output.feed("", last=True)]).of("text") == "\nb\n\nc"
+
+
 def test_call_nested_too_deeply_is_text(tokenizer):
     nested = f'{{"arguments": {{"at": {"[" * 100_000}{"]" * 100_000}}}, "name": "look"}}'
     output = ParsedReader(tokenizer, StopTrimmer(()), partial(tokenizer.get_response_parser, prefix=""))
