@@ -38,6 +38,11 @@ def read(target, text):
     return cache
 
 
+def keep(kept, text, cache, key, row=0):
+    """Store the slots of all tokens of `text`."""
+    kept.of(key).keep(torch.cat([text, text[-1:]]), cache, row)
+
+
 def check_logits(target, text, cache):
     """Assert that the logits after `text`, whose first tokens are cached, equal those without a cache."""
     found, wanted = (
@@ -52,29 +57,29 @@ def test_logits_after_a_stored_prefix_equal_a_full_read(case):
     kept = PrefixCache(target, 10**8)
     text = torch.randint(0, target.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
     given = text[:20].clone()
-    kept.keep(given, read(target, given), "")
+    keep(kept, given, read(target, given), "")
     given.zero_()  # the caller's
     for _ in range(2):  # the stored prefix does not change
         longer = text if target.info.reads_on else text[:21]
-        cache, n = kept.take(longer, "")
+        cache, n = kept.of("").take(longer)
         assert n == cache.length == 20
         check_logits(target, longer, cache)
-    assert target.info.reads_on or kept.take(text, "")[1] == 0
+    assert target.info.reads_on or kept.of("").take(text)[1] == 0
     other = text[:24].clone()
     other[12] = (text[12] + 1) % target.vocab_size  # only this token differs
-    cache, n = kept.take(other, "")
+    cache, n = kept.of("").take(other)
     assert n == cache.length == (0 if target.info.recurrent else 12)
     check_logits(target, other, cache)
     for end in (10, 10, 30):  # within the stored prefix, at a stored end, and beyond
-        kept.keep(text[:end], read(target, text[:end]), "")
+        keep(kept, text[:end], read(target, text[:end]), "")
         assert kept.nbytes == bytes_of(kept)
-        cache, n = kept.take(text[: end + 1], "")
+        cache, n = kept.of("").take(text[: end + 1])
         assert n == end
         check_logits(target, text[: end + 1], cache)
     for end in (25, 13, 9):  # another text branches off; recurrent states exist only at stored ends
         other = text[: end + 2].clone()
         other[end] = (text[end] + 1) % target.vocab_size
-        cache, n = kept.take(other, "")
+        cache, n = kept.of("").take(other)
         assert n == (end if not target.info.recurrent else end // 10 * 10 if target.info.reads_on else 0)
         check_logits(target, other, cache)
 
@@ -116,24 +121,24 @@ def test_models_are_isolated_and_share_key_and_limit(target):
 def test_least_recently_used_prefix_is_evicted(target):
     texts = [torch.arange(10) + 20 * place for place in range(3)]
     kept = PrefixCache(target, 10**8)
-    kept.keep(texts[0], read(target, texts[0]), "a")
+    keep(kept, texts[0], read(target, texts[0]), "a")
     small = PrefixCache(target, 2 * kept.nbytes)
     for text in texts[:2]:
-        small.keep(text, read(target, text), "a")
+        keep(small, text, read(target, text), "a")
     assert small.nbytes == small.limit
-    small.take(texts[0], "a")
-    small.keep(texts[2], read(target, texts[2]), "b")
-    assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
+    small.of("a").take(texts[0])
+    keep(small, texts[2], read(target, texts[2]), "b")
+    assert [small.of(key).take(text)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
     longer = torch.arange(25)
-    small.keep(longer, read(target, longer), "b")  # larger than the limit
-    assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
+    keep(small, longer, read(target, longer), "b")  # larger than the limit
+    assert [small.of(key).take(text)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
     exact = PrefixCache(target, 2 * kept.nbytes)
     for end in (10, 20):  # only the new tokens of a text need space
-        exact.keep(longer[:end], read(target, longer[:end]), "")
-    assert exact.take(longer, "")[1] == 20
+        keep(exact, longer[:end], read(target, longer[:end]), "")
+    assert exact.of("").take(longer)[1] == 20
     nothing = PrefixCache(target, 0)
-    nothing.keep(texts[0], read(target, texts[0]), "")
-    assert nothing.take(texts[0], "")[1] == nothing.nbytes == 0
+    keep(nothing, texts[0], read(target, texts[0]), "")
+    assert nothing.of("").take(texts[0])[1] == nothing.nbytes == 0
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
@@ -141,20 +146,20 @@ def test_recurrent_states_count_towards_the_limit(case):
     target = ready(model_of(case))
     texts = [torch.arange(10) + 20 * place for place in range(3)]
     one = PrefixCache(target, 10**8)
-    one.keep(texts[0], read(target, texts[0]), "")
+    keep(one, texts[0], read(target, texts[0]), "")
     limited = PrefixCache(target, 2 * one.nbytes)
     for text in texts:
-        limited.keep(text, read(target, text), "")
+        keep(limited, text, read(target, text), "")
         assert limited.nbytes == bytes_of(limited) <= limited.limit
-    assert [limited.take(torch.cat([text, of(1)]), "")[1] for text in texts] == [0, 10, 10]
+    assert [limited.of("").take(torch.cat([text, of(1)]))[1] for text in texts] == [0, 10, 10]
 
 
 def test_prefixes_are_not_reused_beyond_a_length_threshold():
     """Beyond it, the model computes other states for the same prefix."""
     target = ready(model_of(named("phi3", "longrope, threshold at 32")))
     kept, text = PrefixCache(target, 10**8), torch.arange(40)
-    kept.keep(text[:20], read(target, text[:20]), "")
-    assert [kept.take(text[:length], "")[1] for length in (21, 31, 32, 33, 40)] == [20, 20, 20, 0, 0]
+    keep(kept, text[:20], read(target, text[:20]), "")
+    assert [kept.of("").take(text[:length])[1] for length in (21, 31, 32, 33, 40)] == [20, 20, 20, 0, 0]
 
 
 def test_default_budget_subtracts_the_weights(target, monkeypatch):
@@ -181,15 +186,15 @@ def test_longest_stored_prefix_is_found_with_correct_slots(target, texts, room):
     """Compare with a list of all texts, with and without a limit that evicts some."""
     whole = PrefixCache(target, 10**8)
     one = torch.zeros(1, dtype=torch.long)
-    whole.keep(one, read(target, one), "elsewhere")
+    keep(whole, one, read(target, one), "elsewhere")
     limited = PrefixCache(target, room * whole.nbytes)
     kept: list[list[int]] = []
     for tokens in texts:
         ids = torch.tensor(tokens)
         longest = max((sum(np.cumprod([a == b for a, b in zip(tokens, one, strict=False)])) for one in kept), default=0)
-        cache, n = whole.take(ids, "")
+        cache, n = whole.of("").take(ids)
         assert n == min(longest, len(tokens) - 1)
-        for cached, length in ((cache, n), limited.take(ids, "")):
+        for cached, length in ((cache, n), limited.of("").take(ids)):
             if length:
                 wanted = read(target, ids[:length])
                 for layer, own in zip(cached.layers, wanted.layers, strict=True):
@@ -197,16 +202,17 @@ def test_longest_stored_prefix_is_found_with_correct_slots(target, texts, room):
                     torch.testing.assert_close(layer.values, own.values, atol=1e-5, rtol=1e-5)
         assert len(whole) == 1 + len({(*one[:end],) for one in kept for end in range(1, len(one) + 1)}), "each once"
         for cached in (whole, limited):
-            cached.keep(ids, read(target, ids), "")
+            keep(cached, ids, read(target, ids), "")
             assert limited.nbytes <= limited.limit
-            assert set(cached._by_use) == {one for root in cached._roots.values() for one in _below(root)}
+            assert all(root.below for root in cached.roots.values()), "an emptied part keeps its model alive"
+            assert set(cached._by_use) == {one for root in cached.roots.values() for one in _below(root)}
             assert cached.nbytes == bytes_of(cached)
         kept.append(tokens)
 
 
 def bytes_of(kept):
     """Return the size of all segments."""
-    return sum(segment.nbytes for root in kept._roots.values() for segment in _below(root))
+    return sum(segment.nbytes for root in kept.roots.values() for segment in _below(root))
 
 
 def _below(segment):
@@ -218,11 +224,11 @@ def _below(segment):
 def test_prefixes_longer_than_a_window_are_complete():
     target = ready(model_of(named("mistral", "window of 8")))
     kept, text = PrefixCache(target, 10**8), torch.arange(60) % 50
-    cache, _ = kept.take(text, "")
+    cache, _ = kept.of("").take(text)
     prefill(target, [torch.cat([text, text[-1:]])], cache)
-    kept.keep(text, cache, "")
+    keep(kept, text, cache, "")
     for end in (60, 13, 30):
-        again, n = kept.take(text[:end], "")
+        again, n = kept.of("").take(text[:end])
         assert n == end - 1
         check_logits(target, text[:end], again)
 
@@ -232,18 +238,18 @@ def test_cache_with_dropped_slots_is_not_stored():
     target = ready(model_of(named("mistral", "window of 8")))
     text = torch.arange(60) % 50
     whole, windowed = PrefixCache(target, 10**8), PrefixCache(target, 10**8)
-    cache, _ = whole.take(text, "")
+    cache, _ = whole.of("").take(text)
     prefill(target, [torch.cat([text, text[-1:]])], cache)
-    whole.keep(text, cache, "")
+    keep(whole, text, cache, "")
     short = target.new_cache()
     prefill(target, [text], short)
     short.settle([59])
-    windowed.keep(text[:59], short, "")
+    keep(windowed, text[:59], short, "")
     assert len(windowed) == 0
     branch = torch.cat([text[:20], text[:5] + 1])
     (dropped,) = short.starts
     assert dropped > 20 - 8, "slots that the first token of the branch sees are gone"
-    cache, n = whole.take(branch, "")
+    cache, n = whole.of("").take(branch)
     assert n == 20
     check_logits(target, branch, cache)
 
@@ -256,9 +262,9 @@ def test_rows_of_a_batch_are_stored_separately(case):
     cache = target.new_cache()
     prefill(target, [torch.cat([text, text[-1:]]) for text in texts], cache)
     for row, text in enumerate(texts):
-        kept.keep(text, cache, "", row)
+        keep(kept, text, cache, "", row)
     for text in texts:
         longer = torch.cat([text, of(1)])
-        found, n = kept.take(longer, "")
+        found, n = kept.of("").take(longer)
         assert n == len(text)
         check_logits(target, longer, found)

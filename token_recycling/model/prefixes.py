@@ -48,6 +48,16 @@ class _Segment:
     def nbytes(self) -> int:
         return _bytes(self.slots) + bytes_of_states(self.end or ())
 
+    def split(self, n: int) -> _Segment:
+        """Split the segment in two, and return the upper one, of n tokens."""
+        assert self.above is not None
+        upper = _Segment(self.tokens[:n], _cloned(self.slots, 0, n), self.above)
+        self.above.below[int(self.tokens[0])] = upper
+        self.slots = _cloned(self.slots, n, len(self.tokens))
+        self.tokens, self.above = self.tokens[n:].copy(), upper
+        upper.below[int(self.tokens[0])] = self
+        return upper
+
 
 def default_budget(target: Target) -> int:
     """Return the default budget of a `PrefixCache` in bytes: an eighth of the device memory left by the weights."""
@@ -62,94 +72,27 @@ def own_prefixes(target: Target) -> Prefixes:
 
 
 class PrefixCache:
-    """Slots of recent sequences, up to a number of bytes; thread-safe."""
+    """Slots of recent sequences, up to a number of bytes; thread-safe. `Prefixes` reads and writes them."""
 
     def __init__(self, target: Target, limit: int) -> None:
-        """`target`: the model whose slots are stored by default; `limit`: bytes for all API keys and models; 0 caches
-        nothing.
-        """
+        """`target`: the model whose slots `of` stores; `limit`: bytes for all API keys and models; 0 caches nothing."""
         self.target, self.limit = target, limit
         self.nbytes = 0
         """Bytes in use."""
-        self._roots: dict[tuple[str, Target], _Segment] = {}
+        self.roots: dict[Prefixes, _Segment] = {}
+        """By part, the empty segment above all of its segments; only parts that have some."""
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
         """All segments, least recently used first, and each before the one above it: the first is a leaf."""
-        self._lock = Lock()
+        self.lock = Lock()
 
     def of(self, key: str) -> Prefixes:
         """Return the part of the cache that belongs to one API key and the target."""
         return Prefixes(self, key, self.target)
 
-    @outside_inference_mode
-    def take(self, ids: torch.Tensor, key: str, model: Target | None = None) -> tuple[TreeCache, int]:
-        """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
-        model = model or self.target
-        with self._lock:
-            path, n = self._cached_prefix(ids, key, model)
-            cache = model.new_cache()
-            cache.keep_all()  # also slots outside windows: any prefix may be requested again
-            if n:
-                self._use(path)
-                _fill(cache, path, n)
-            return cache, n
-
-    def cached_tokens(self, ids: torch.Tensor, key: str, model: Target | None = None) -> int:
-        """Return how many tokens `take` would return now."""
-        with self._lock:
-            return self._cached_prefix(ids, key, model or self.target)[1]
-
-    def _cached_prefix(self, ids: torch.Tensor, key: str, model: Target) -> tuple[list[_Segment], int]:
-        """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
-        support, threshold = model.info, model.info.length_threshold
-        path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get((key, model)))
-        if support.recurrent:
-            while path and (path[-1].end is None or n < sum(len(segment.tokens) for segment in path)):
-                path, n = path[:-1], sum(len(segment.tokens) for segment in path[:-1])
-        # Beyond some lengths the model computes a whole sequence differently from the cached one.
-        across = threshold is not None and not threshold.repeats and len(ids) > threshold.at
-        return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
-
-    @outside_inference_mode
-    def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0, model: Target | None = None) -> None:
-        """Store the slots of all tokens of `ids` (length,) from row `row` of a cache. The least recently used segments
-        are evicted; a sequence larger than the limit is not stored.
-        """
-        model, tokens = model or self.target, ids.cpu().numpy().copy()
-        threshold = model.info.length_threshold
-        if (
-            not self.limit
-            or not len(tokens)
-            or (threshold is not None and not threshold.repeats and len(tokens) > threshold.at)
-        ):
-            return
-        if any(cache.starts):  # slots outside a window are gone
-            return
-        with self._lock:
-            root = self._roots.setdefault((key, model), _Segment(tokens[:0]))
-            path, n = self._match(tokens, root)
-            if n < sum(len(segment.tokens) for segment in path):
-                path[-1] = self._split(path[-1], n - sum(len(segment.tokens) for segment in path[:-1]))
-            self._use(path)
-            ends_here = path and n == len(tokens) and path[-1].end
-            end = None if cache.states is None or ends_here else cache.states.copies(row)
-            needed = (len(tokens) - n) * _bytes(cache.slice(row, 0, 1)) + bytes_of_states(end or ())
-            if not self._make_room(needed, path):
-                return
-            last = path[-1] if path else root
-            if n < len(tokens):
-                added = _Segment(tokens[n:], _cloned(cache.slice(row, n, len(tokens))), last)
-                last.below[int(tokens[n])] = last = added
-                self._use([*path, added])
-                self.nbytes += last.nbytes
-            if end is not None:
-                self.nbytes -= last.nbytes
-                last.end = end
-                self.nbytes += last.nbytes
-
     def forget(self, key: str) -> None:
         """Drop the part of an API key."""
-        with self._lock:
-            segments = [self._roots.pop(part) for part in [*self._roots] if part[0] == key]
+        with self.lock:
+            segments = [self.roots.pop(part) for part in [*self.roots] if part.key == key]
             while segments:
                 segment = segments.pop()
                 segments += segment.below.values()
@@ -159,42 +102,16 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """Return the number of cached tokens."""
-        with self._lock:
+        with self.lock:
             return sum(len(segment.tokens) for segment in self._by_use)
 
-    @staticmethod
-    def _match(tokens: np.ndarray, root: _Segment | None) -> tuple[list[_Segment], int]:
-        """Return the segments that agree with `tokens`, the last one perhaps in part, and how many tokens agree."""
-        path: list[_Segment] = []
-        n = 0
-        while root is not None and n < len(tokens) and int(tokens[n]) in root.below:
-            root = root.below[int(tokens[n])]
-            most = min(len(root.tokens), len(tokens) - n)
-            same = int((root.tokens[:most] == tokens[n : n + most]).cumprod().sum())
-            path.append(root)
-            n += same
-            if same < len(root.tokens):
-                break
-        return path, n
-
-    def _split(self, segment: _Segment, n: int) -> _Segment:
-        """Split a segment in two, and return the upper one, of n tokens."""
-        above = segment.above
-        assert above is not None
-        upper = _Segment(segment.tokens[:n], _cloned(segment.slots, 0, n), above)
-        above.below[int(segment.tokens[0])] = upper
-        segment.slots = _cloned(segment.slots, n, len(segment.tokens))
-        segment.tokens, segment.above = segment.tokens[n:].copy(), upper
-        upper.below[int(segment.tokens[0])] = segment
-        return upper
-
-    def _use(self, path: list[_Segment]) -> None:
+    def use(self, path: list[_Segment]) -> None:
         """Mark segments, given from the top down, as most recently used."""
         for segment in reversed(path):
             self._by_use[segment] = None
             self._by_use.move_to_end(segment)
 
-    def _make_room(self, needed: int, path: list[_Segment]) -> bool:
+    def make_room(self, needed: int, path: list[_Segment]) -> bool:
         """Evict the least recently used segments until `needed` bytes fit next to `path`, which was used just now.
         Return False, and evict nothing, if they cannot fit.
         """
@@ -205,7 +122,105 @@ class PrefixCache:
             assert oldest.above is not None
             del oldest.above.below[int(oldest.tokens[0])]
             self.nbytes -= oldest.nbytes
+        self.roots = {part: root for part, root in self.roots.items() if root.below}  # others keep their model alive
         return True
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The part of a `PrefixCache` that belongs to one API key and one model."""
+
+    cache: PrefixCache
+    key: str
+    model: Target
+
+    def of(self, model: Target) -> Prefixes:
+        """Return the part of another model, such as a draft model, for the same API key."""
+        return replace(self, model=model)
+
+    @outside_inference_mode
+    def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
+        """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
+        with self.cache.lock:
+            path, n = self._cached(ids)
+            cache = self.model.new_cache()
+            cache.keep_all()  # also slots outside windows: any prefix may be requested again
+            if n:
+                self.cache.use(path)
+                _fill(cache, path, n)
+            return cache, n
+
+    def cached_tokens(self, ids: torch.Tensor) -> int:
+        """Return how many tokens `take` would return now."""
+        with self.cache.lock:
+            return self._cached(ids)[1]
+
+    def _cached(self, ids: torch.Tensor) -> tuple[list[_Segment], int]:
+        """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
+        info = self.model.info
+        path, n = _match(ids[:-1].cpu().numpy(), self.cache.roots.get(self))
+        if info.recurrent:
+            while path and (path[-1].end is None or n < _tokens_of(path)):
+                path.pop()
+                n = _tokens_of(path)
+        return ([], 0) if self._is_beyond(len(ids)) or info.why_not_read_on(n, len(ids)) else (path, n)
+
+    def _is_beyond(self, length: int) -> bool:
+        """Return whether the model computes a whole sequence of this length differently from the cached one."""
+        threshold = self.model.info.length_threshold
+        return threshold is not None and not threshold.repeats and length > threshold.at
+
+    @outside_inference_mode
+    def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
+        """Store the slots of a sequence (length,), except its last token, from row `row` of a cache, if that holds them
+        all. The least recently used segments are evicted; a sequence larger than the limit is not stored.
+        """
+        store, tokens = self.cache, ids[:-1].cpu().numpy().copy()
+        if not store.limit or not 0 < len(tokens) <= cache.length or self._is_beyond(len(tokens)):
+            return
+        if any(cache.starts):  # slots outside a window are gone
+            return
+        with store.lock:
+            root = store.roots.get(self) or _Segment(tokens[:0])
+            path, n = _match(tokens, root)
+            if n < _tokens_of(path):
+                path[-1] = path[-1].split(n - _tokens_of(path[:-1]))
+            store.use(path)
+            ends_here = path and n == len(tokens) and path[-1].end
+            end = None if cache.states is None or ends_here else cache.states.copies(row)
+            needed = (len(tokens) - n) * _bytes(cache.slice(row, 0, 1)) + bytes_of_states(end or ())
+            if not store.make_room(needed, path):
+                return
+            last = path[-1] if path else root
+            if n < len(tokens):
+                added = _Segment(tokens[n:], _cloned(cache.slice(row, n, len(tokens))), last)
+                last.below[int(tokens[n])] = last = added
+                store.use([*path, added])
+                store.nbytes += last.nbytes
+            if end is not None:
+                store.nbytes -= last.nbytes
+                last.end = end
+                store.nbytes += last.nbytes
+            store.roots[self] = root
+
+
+def _match(tokens: np.ndarray, root: _Segment | None) -> tuple[list[_Segment], int]:
+    """Return the segments that agree with `tokens`, the last one perhaps in part, and how many tokens agree."""
+    path: list[_Segment] = []
+    n = 0
+    while root is not None and n < len(tokens) and int(tokens[n]) in root.below:
+        root = root.below[int(tokens[n])]
+        most = min(len(root.tokens), len(tokens) - n)
+        same = int((root.tokens[:most] == tokens[n : n + most]).cumprod().sum())
+        path.append(root)
+        n += same
+        if same < len(root.tokens):
+            break
+    return path, n
+
+
+def _tokens_of(path: list[_Segment]) -> int:
+    return sum(len(segment.tokens) for segment in path)
 
 
 def _fill(cache: TreeCache, path: list[_Segment], n: int) -> None:
@@ -227,29 +242,3 @@ def _bytes(slots: Slots) -> int:
 
 def _cloned(slots: Slots, first: int = 0, last: int | None = None) -> Slots:
     return [[states[..., first:last, :].clone() for states in layer] for layer in slots]
-
-
-@dataclass(frozen=True)
-class Prefixes:
-    """The part of a `PrefixCache` that belongs to one API key and one model."""
-
-    cache: PrefixCache
-    key: str
-    model: Target
-
-    def of(self, model: Target) -> Prefixes:
-        """Return the part of another model, such as a draft model, for the same API key."""
-        return replace(self, model=model)
-
-    def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
-        """Return a cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
-        return self.cache.take(ids, self.key, self.model)
-
-    def cached_tokens(self, ids: torch.Tensor) -> int:
-        """Return how many tokens `take` would return now."""
-        return self.cache.cached_tokens(ids, self.key, self.model)
-
-    def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
-        """Store the slots of a sequence (length,), except its last token, if the cache holds them all."""
-        if cache.length >= len(ids) - 1:
-            self.cache.keep(ids[:-1], cache, self.key, row, self.model)
