@@ -38,7 +38,7 @@ from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..loop.batch import decode
 from ..loop.processors import for_sequence
-from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
+from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence, pads_ended
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument
@@ -88,8 +88,6 @@ class GenerateCall:
         """The model, as examined for this call."""
         self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
         self.model_kwargs, self.streamer = model_kwargs, streamer
-        self.streamed = streamer is not None
-        """Whether the caller waits for the first token."""
         self.cache: Cache = model_kwargs.get(target.cache_argument)
         """The KV cache, empty or with a prefix of the sequence."""
         if self.cache is None and (older_name := cache_argument(model_kwargs)) is not None:
@@ -111,8 +109,7 @@ class GenerateCall:
         """
         self._columns_put = input_ids.shape[-1]
         """Columns of the sequence that the streamer has received."""
-        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        """Whether ended sequences are padded, as in `generate`; else all continue until all have ended."""
+        self.pads = pads_ended(criteria)
         others = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
         separate = self.pads and all(type(criterion) in _SEPARATE_CRITERIA for criterion in others)
         self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or separate else others)
@@ -478,7 +475,7 @@ def requests_of(
                 stats,
                 cached[row],
                 hints,
-                streamed=call.streamed,
+                streamed=streamer is not None,
                 reading=call.reading,
             )
         )

@@ -70,8 +70,7 @@ class TokenSequence:
         # criteria are called as they are, once per token.
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
-        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        """Whether `generate` pads ended sequences."""
+        self.pads = pads_ended(criteria)
         self._last_column = math.inf if watched else self.max_length
         self._others = StoppingCriteriaList(one for one in criteria if watched or not _decides_on_numbers(one))
         without_scores = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -154,6 +153,11 @@ class TokenSequence:
         """End the sequence after `columns` columns, dropping the rest."""
         self.columns, self.ended = columns, True
         self._copied = min(self._copied, columns)
+
+
+def pads_ended(criteria: StoppingCriteriaList) -> bool:
+    """Return whether `generate` pads ended sequences; else all continue until all have ended."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 
 def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
