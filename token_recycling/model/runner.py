@@ -206,7 +206,7 @@ def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCa
     logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
     if any(padding):
         cache.shift([-before for before in padding], list(map(len, sequences)))
-    return logits[:, -1:]
+    return logits
 
 
 def first_pass(
@@ -231,4 +231,4 @@ def first_pass(
             return logits
     cached = cache.length
     cache.drop_unseen(cached)  # the pass may be repeated from here
-    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]
+    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)

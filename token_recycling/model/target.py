@@ -203,23 +203,19 @@ class Target:
 
     def forward(self, inputs: PassInputs, cache: TreeCache, last: int = 0) -> torch.Tensor:
         """Return logits (batch, n, vocabulary) after each of the n nodes of `inputs`, on the model's input device, and
-        append their slots to the cache; with `last`, after only the last nodes, where the model supports that.
+        append their slots to the cache; with `last`, after only so many last nodes.
         """
         info, mask, windowed = self.info, inputs.mask, cache.windowed
         if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):
             mask = within_windows(mask, info.layers, windowed)
-        arguments = {**self._options, self.cache_argument: cache.cache, "input_ids": inputs.tokens}
+        arguments: dict[str, Any] = {}
         if self._takes_mask:
             arguments["attention_mask"] = mask
         if self._takes_positions:
             arguments["position_ids"] = inputs.positions
-        if last and self.leaves_logits_out:
-            arguments["logits_to_keep"] = last
-        with attending(self.config, info.attention, info.named_attention), contextlib.ExitStack() as others:
+        with contextlib.ExitStack() as others:
             if inputs.frame is not None:
                 others.enter_context(cache.framed(inputs.frame))
-            if self.prepacked is not None:
-                others.enter_context(self.prepacked.used())
             if self.device.type != "cpu":
                 others.enter_context(self._experts_of_decoding())
             if info.key_bias is not None and isinstance(mask, torch.Tensor):
@@ -228,10 +224,7 @@ class Target:
                 others.enter_context(biased_by_position(self.model, info.key_bias, mask, _key_positions(inputs, cache)))
             if inputs.parents is not None and cache.states is not None:
                 others.enter_context(cache.states.node_by_node(self.mixers, inputs.parents))
-            logits = self.eager(**arguments).logits
-        if cache.states is not None:
-            cache.states.counter.length += inputs.tokens.shape[1]
-        return logits.to(self.device)
+            return self._logits(inputs.tokens, cache, last, info.named_attention, arguments)
 
     def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Run `forward`; also return the last hidden states (batch, n, hidden), from which the logits were computed."""
@@ -247,24 +240,35 @@ class Target:
         """Return logits (batch, n, vocabulary) after plain text, tokens (batch, n) that follow everything in the cache;
         `last` as in `forward`. Of all tokens read this way into a row, the first `padding[row]` are padding.
         """
-        tokens, more = tokens.to(self.device), {**self._options, self.cache_argument: cache.cache}
-        if last and self.leaves_logits_out:
-            more["logits_to_keep"] = last
+        arguments: dict[str, Any] = {}
+        tokens = tokens.to(self.device)
         places = torch.arange(cache.length + tokens.shape[1], device=self.device).expand(len(tokens), -1)
         if padding is not None and any(padding):
             before = torch.tensor(padding, device=self.device)[:, None]
-            more["attention_mask"] = (places >= before).long()
+            arguments["attention_mask"] = (places >= before).long()
             places = (places - before).clamp(min=0)
         if self._takes_positions:  # some multimodal models would continue an earlier call's
-            more["position_ids"] = places[:, -tokens.shape[1] :]
+            arguments["position_ids"] = places[:, -tokens.shape[1] :]
         behind = tokens.shape[1] > 1 and cache.length > 0  # where every layer has a mask
-        grouped = behind and self.info.named_attention
+        return self._logits(tokens, cache, last, behind and self.info.named_attention, arguments)
+
+    def _logits(
+        self, tokens: torch.Tensor, cache: TreeCache, last: int, grouped: bool, arguments: dict[str, Any]
+    ) -> torch.Tensor:
+        """Call the model with tokens (batch, n) and further `arguments`; return logits as `forward` does. `grouped`:
+        see `attending`.
+        """
+        arguments = {**self._options, **arguments, self.cache_argument: cache.cache}
+        if last and self.leaves_logits_out:
+            arguments["logits_to_keep"] = last
         packed = contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
         with attending(self.config, self.info.attention, grouped), packed:
-            logits = self.eager(input_ids=tokens, **more).logits
+            logits: torch.Tensor = self.eager(input_ids=tokens, **arguments).logits
         if cache.states is not None:
             cache.states.counter.length += tokens.shape[1]
-        return logits[:, -last:].to(self.device)  # an overridden forward may return all
+        if last:  # an overridden forward may return all
+            logits = logits[:, -last:]
+        return logits.to(self.device)
 
 
 class PassInputs(NamedTuple):
