@@ -226,14 +226,6 @@ class Target:
                 others.enter_context(cache.states.node_by_node(self.mixers, inputs.parents))
             return self._logits(inputs.tokens, cache, last, info.named_attention, arguments)
 
-    def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run `forward`; also return the last hidden states (batch, n, hidden), from which the logits were computed."""
-        from .hidden import last_state, layer_states
-
-        with layer_states(self.model, last_state(self.config.num_hidden_layers)) as states:
-            logits = self.forward(inputs, cache)
-        return logits, states[-1].to(self.device)
-
     def read(
         self, tokens: torch.Tensor, cache: TreeCache, last: int = 0, padding: Sequence[int] | None = None
     ) -> torch.Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...model.hidden import last_state, layer_states
 from ...model.prefill import prefill
 from ...model.prefixes import Prefixes
 from ...model.target import PassInputs, Target
@@ -99,8 +100,9 @@ class Reader:
     def _forward(self, inputs: PassInputs) -> torch.Tensor:
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
-        logits, states = self.model.forward_with_hidden(inputs, self._cache)
-        self.states = states[0]
+        with layer_states(self.model.model, last_state(self.model.config.num_hidden_layers)) as states:
+            logits = self.model.forward(inputs, self._cache)
+        self.states = states[-1][0].to(self.model.device)
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
