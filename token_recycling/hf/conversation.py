@@ -27,7 +27,7 @@ from ..model.facts import times_written
 from ..model.info import UnsupportedModelError
 from ..model.inspection import some_numbers
 from ..model.prefill import checked_prompt
-from ..model.prefixes import PrefixCache, default_budget
+from ..model.prefixes import own_prefixes
 from ..model.prepacking import prepack as prepack_weights
 from ..model.state import state_of
 from .accelerate import prepared
@@ -84,7 +84,6 @@ class Conversation:
         self.acceleration = prepared(model, drafter, fast)
         prepack_weights(model, prepack, fixed=self.acceleration.drafter.traits.isolates_requests)
         self._target = self.acceleration.examine(model)
-        self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._read_by = self._state()
         """State of the model when it read the earlier turns."""
@@ -104,7 +103,7 @@ class Conversation:
     def _forget_prefixes(self) -> None:
         with contextlib.suppress(UnsupportedModelError):  # the next call then runs through `generate`
             self._target = self.acceleration.examine(self.model)
-        self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
+        self.acceleration.hints = Hints(own_prefixes(self._target))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
