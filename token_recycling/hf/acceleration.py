@@ -72,16 +72,12 @@ class Acceleration:
     owns_prepacked: bool = False
     """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
-    _passes: Backend = field(default=EAGER, init=False, repr=False)
-    """Makes the forward passes of the target: `backend`, or EAGER if that does not capture them."""
     _warned: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.target is not None:
             self.target.hold_weakly()
-        if self.target is None or self.backend.captures(self.target):
-            self._passes = self.backend
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the models: copies and unpickled models examine theirs again."""
@@ -97,7 +93,6 @@ class Acceleration:
             self._check_drafter(target)
             target.hold_weakly()
             self.target = target
-            self._passes = self.backend if self.backend.captures(target) else EAGER
         return target
 
     def _check_drafter(self, target: Target) -> None:
@@ -200,7 +195,7 @@ class _Accelerated(PreTrainedModel):
             acceleration.say(reason, error)
         try:
             if reason is None:
-                return acceleration.decode(call, acceleration.drafter, stats, acceleration._passes, acceleration.hints)
+                return acceleration.decode(call, acceleration.drafter, stats, acceleration.backend, acceleration.hints)
             return super()._sample(
                 input_ids,
                 logits_processor=logits_processor,

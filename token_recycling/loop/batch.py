@@ -329,7 +329,7 @@ def decode(
     if prefixes is not None:
         cache = requests[0].take_prefix() or cache
     with ExitStack() as ending:
-        captured = None if backend is EAGER else backend.take(target, cache, fixed)
+        captured = backend.take(target, cache, fixed)
         if captured is not None:
             ending.callback(captured.give_back)
         pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
