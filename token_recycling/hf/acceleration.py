@@ -39,10 +39,6 @@ logger = logging.getLogger("token_recycling")
 
 _BY_PYTHON: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
 """Functions that make the copy of an object whose class does not define how."""
-ANOTHER_LOOP = (
-    "transformers decodes the call in another way: beam search, assisted generation (a draft model or prompt lookup), "
-    "or custom_generate"
-)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from .._util.options import SWITCH
 from ..drafters._base import PREDICTED, Drafter
 from ..grammar.json_schema.errors import Unenforced
-from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
+from ..hf.acceleration import Acceleration, view
 from ..hf.call import GenerateCall
 from ..loop.request import Hints
 from ..loop.stats import Stats
@@ -51,6 +51,10 @@ T = TypeVar("T")
 OnDeltas = Callable[[list[Delta]], None]
 """Called after each step of an output with one delta per token."""
 
+_ANOTHER_LOOP = (
+    "transformers decodes the call in another way: beam search, assisted generation (a draft model or prompt lookup), "
+    "or custom_generate"
+)
 _WARM_UP, _WARM_UP_TOKENS = "The first of the", 8
 
 
@@ -257,8 +261,7 @@ class Engine:
         """
         self.pool.check(drafter)
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
-        forwarded = settings.isolate_forwarded and not settings.keys and not local
-        isolated = forwarded or settings.isolation is Isolation.per_request
+        isolated = (settings.isolate_forwarded and not local) or settings.isolation is Isolation.per_request
         new_drafter: Callable[[], Drafter] = partial(self.pool.make, drafter)
         if drafter == "accelerated":
             new_drafter = partial(self.pool.acquire, name, isolated)
@@ -405,7 +408,7 @@ class Engine:
         try:
             model.generate(**generation.arguments(tokenizer, device, output, counted.put, job.check))
             if not acceleration.reached:
-                acceleration.fallback = ANOTHER_LOOP
+                acceleration.fallback = _ANOTHER_LOOP
         finally:
             with job.lock:
                 job.stats += acceleration.stats
