@@ -104,7 +104,7 @@ _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
 Gist = tuple[float | None, int]
 """The number that fills a weight, or None, and the magnitude of a sample of its elements."""
-Numbers = dict[Any, tuple[int, Gist]]
+Gists = dict[Any, tuple[int, Gist]]
 """By weight, its version counter when it was last read, and its gist."""
 
 
@@ -420,11 +420,11 @@ def numbers_in(searched: Iterable[Reachable], of_modules: bool = True) -> list[i
     return [*numbers][:_MOST_NUMBERS]
 
 
-def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
+def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], gists: Gists) -> Hashable:
     """Return a key that is equal for code that behaves the same. Plain code contributes its functions and all values
     that they reach; adapters the attributes of their modules; trainers the functions; torch modules their attributes
     and weights. Other modules with foreign code contribute which weights are filled with one number, such as 0, and the
-    magnitude of the others. `numbers`: gists of weights from earlier calls.
+    magnitude of the others. `gists`: gists of weights from earlier calls.
     """
     values: list[Any] = []
     objects: list[Any] = []
@@ -443,41 +443,41 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
             describe(attributes, values, objects)
         weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
         if piece.is_of_torch:
-            values += (_content(weight, numbers) for weight in weights)
+            values += (_content(weight, gists) for weight in weights)
         else:
             filled |= {id(weight): weight for weight in weights}
-    values += [(weight.shape, _gist_of(weight, numbers)) for weight in filled.values()]
+    values += [(weight.shape, _gist_of(weight, gists)) for weight in filled.values()]
     for reach in searched:
         values += [function.__code__ for function in reach.functions]
         for name, value in reach.values:
             values.append(name)
             if isinstance(value, torch.Tensor):
-                values.append(_content(value, numbers))
+                values.append(_content(value, gists))
             else:
                 describe(value, values, objects)
     return tuple(values), tuple(map(id, objects))
 
 
-def _content(tensor: torch.Tensor, numbers: Numbers) -> tuple[Any, ...]:
+def _content(tensor: torch.Tensor, gists: Gists) -> tuple[Any, ...]:
     """Return a key that is equal while a tensor has the same elements. Torch does not count some writes: in a large
     tensor they are detected only if it was filled with one number, with which it may have had no effect.
     """
     if tensor.numel() <= _SMALL and not tensor.is_meta:
         return tensor.shape, tensor.dtype, tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
-    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor), _gist_of(tensor, numbers)
+    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor), _gist_of(tensor, gists)
 
 
-def _gist_of(tensor: torch.Tensor, numbers: Numbers) -> Gist:
+def _gist_of(tensor: torch.Tensor, gists: Gists) -> Gist:
     """Return the gist of a weight, which shows whether the weight has any effect. It is computed again if the weight is
     small, was written to, or was filled with one number: torch does not count writes through `.data` or numpy.
     """
     place, written = (id(tensor), address_of(tensor)), times_written(tensor)
-    before = numbers.get(place)
+    before = gists.get(place)
     if before is None or before[0] != written or before[1][0] is not None or tensor.numel() <= _SMALL:
-        numbers[place] = written, (None, 0)
+        gists[place] = written, (None, 0)
         with contextlib.suppress(Exception):  # tensors of other libraries and unusual dtypes can fail in any way
-            numbers[place] = written, _gist_within(tensor.detach())
-    return numbers[place][1]
+            gists[place] = written, _gist_within(tensor.detach())
+    return gists[place][1]
 
 
 def _gist_within(tensor: torch.Tensor) -> Gist:

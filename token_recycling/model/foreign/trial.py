@@ -40,7 +40,7 @@ from ..runner import first_pass
 from ..self_test import clamped, leaf_paths, random_tokens, spread, tree_logits, unmasked
 from ..target import Target
 from .decisions import decides_by_numbers, distant_rows_change_others, large_rows_change_others
-from .plain import Numbers, Reachable, form_of, numbers_in, reachable
+from .plain import Gists, Reachable, form_of, numbers_in, reachable
 from .search import Foreign, listed
 
 logger = logging.getLogger("token_recycling")
@@ -135,8 +135,8 @@ def values_of(target: Target, foreign: Sequence[Foreign]) -> Hashable:
 
 
 def _form(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable]) -> Hashable:
-    numbers: Numbers = target.facts.get("numbers of tensors", dict, of="form")
-    return form_of(foreign, searched, numbers)
+    gists: Gists = target.facts.get("gists of tensors", dict, of="form")
+    return form_of(foreign, searched, gists)
 
 
 def try_out(
