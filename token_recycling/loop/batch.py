@@ -276,9 +276,8 @@ class Batch:
 
     def join(self, other: Batch) -> None:
         """Add the request of another batch of the same model, after its first step."""
-        (request,) = other.requests
-        self.runner.join(other.runner, len(self.requests), request.sequence.length - 1)
-        self.requests.append(request)
+        self.runner.join(other.runner)
+        self.requests += other.requests
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last request moves into the row of a removed one."""

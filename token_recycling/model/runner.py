@@ -173,8 +173,8 @@ class Runner:
         self.cache.wipe(lengths)
         return result._replace(lengths=lengths)
 
-    def join(self, other: Runner, sequences: int, cached: int) -> None:
-        """Add the sequence of another runner, with `cached` tokens in slots, after `sequences` others."""
+    def join(self, other: Runner) -> None:
+        """Add the sequence of another runner."""
         self.cache.join(other.cache)
 
     def leave(self, order: Sequence[int], cached: int) -> None:

@@ -142,8 +142,9 @@ class CapturedPasses:
             capacity = max(slots, self.capacity)
         self.batch, self.capacity = batch, capacity
 
-    def join(self, other: TreeCache, sequences: int, cached: int) -> None:
-        """Add the sequence of another cache, whose tokens have the first `cached` slots, after `sequences` others."""
+    def join(self, other: TreeCache) -> None:
+        """Add the sequence of another cache."""
+        sequences, cached = self.slots.rows, other.length
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
 
@@ -275,11 +276,11 @@ class GraphRunner(Runner):
         self.prepared()
         return self._passes.forward(self.target, drafts, lengths, states)
 
-    def join(self, other: Runner, sequences: int, cached: int) -> None:
+    def join(self, other: Runner) -> None:
         if self._given is None:
-            super().join(other, sequences, cached)
+            super().join(other)
         else:
-            self._passes.join(other.cache, sequences, cached)
+            self._passes.join(other.cache)
 
     def give_back(self, lengths: Sequence[int]) -> None:
         if self._given is not None:
