@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from transformers import DynamicCache, GenerationConfig, StoppingCriteriaList
 from transformers.models.llama import modeling_llama
 
 from token_recycling import Conversation, make_drafter
+from token_recycling._util.chat_templates import readable
 from token_recycling._util.text_stream import decoded
 from token_recycling.model.target import Target
 
@@ -46,6 +49,15 @@ def test_templates_that_read_only_parts_show_texts(chat):
     chat.reset()
     chat.tokenizer.chat_template = OF_PARTS
     assert [chat.say(said) for said in SAID[:2]] == answers
+
+
+def test_what_a_template_reads_keeps_no_tokenizer_alive():
+    tokenizer = chat_tokenizer()
+    assert readable(tokenizer, [{"role": "user", "content": "hi"}])
+    gone = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert gone() is None
 
 
 def test_every_answer_equals_that_of_a_cold_cache(chat):

@@ -4,21 +4,38 @@ parts, and show nothing of a content that is text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+
+def per_template(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Keep the result of a function of a tokenizer while the tokenizer lives and its chat template is the same."""
+    results: WeakKeyDictionary[Any, tuple[str, T]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def kept(tokenizer: Any) -> T:
+        template, known = str(tokenizer.chat_template), results.get(tokenizer)
+        if known is None or known[0] != template:
+            known = results[tokenizer] = template, function(tokenizer)
+        return known[1]
+
+    return kept
 
 
 def readable(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages, whose contents are texts, in the form that the tokenizer's chat template reads."""
-    if not _reads_only_parts(tokenizer, str(tokenizer.chat_template)):
+    if not _reads_only_parts(tokenizer):
         return [*messages]
     return [{**message, "content": _parts(message["content"])} for message in messages]
 
 
-@lru_cache(maxsize=8)
-def _reads_only_parts(tokenizer: Any, template: str) -> bool:
-    """Return whether the chat template shows text in parts, but not as such. Cached per template."""
+@per_template
+def _reads_only_parts(tokenizer: Any) -> bool:
+    """Return whether the chat template shows text in parts, but not as such."""
     as_texts = [_shown(tokenizer, text) for text in ("one", "other")]
     in_parts = [_shown(tokenizer, _parts(text)) for text in ("one", "other")]
     return as_texts[0] == as_texts[1] and None not in in_parts and in_parts[0] != in_parts[1]

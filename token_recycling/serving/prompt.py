@@ -17,14 +17,14 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 from jinja2 import TemplateError
 
-from .._util.chat_templates import readable
+from .._util.chat_templates import per_template, readable
 from .._util.text_stream import one_line
 from ..grammar.parts import Function, OutputParts, types_of_arguments
 from ..model.loading import Loaded
@@ -146,7 +146,7 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     for message in conversation:  # gpt-oss reads `thinking`; transformers 5.10 does not rename the API's field
         thoughts = [message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]]
         message.update(dict.fromkeys(names, thoughts[0]) if thoughts else {})
-    if _shows_ids_for_names(tokenizer, template):
+    if _shows_ids_for_names(tokenizer):
         _name_ids(conversation)
     yield from _with_less_reasoning(conversation)
     functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
@@ -444,17 +444,17 @@ def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: s
 
 
 def _shows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return _shown_by(tokenizer, str(tokenizer.chat_template))[0]
+    return _shown_by(tokenizer)[0]
 
 
 def _shows_system(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the template shows a system message, instead of rejecting or ignoring it."""
-    return _shown_by(tokenizer, str(tokenizer.chat_template))[1]
+    return _shown_by(tokenizer)[1]
 
 
-@lru_cache(maxsize=8)
-def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, bool]:
-    """Return whether a chat template shows tools, and whether it shows a system message. Cached per template."""
+@per_template
+def _shown_by(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
+    """Return whether a chat template shows tools, and whether it shows a system message."""
     with_tools = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
     tools = with_tools is not None and with_tools != _rendered_text(tokenizer)
     first_system, second_system = (
@@ -463,9 +463,9 @@ def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, 
     return tools, first_system is not None and first_system != second_system
 
 
-@lru_cache(maxsize=8)
-def _shows_ids_for_names(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
-    """Return whether a chat template shows the ids of calls instead of their functions. Cached per template."""
+@per_template
+def _shows_ids_for_names(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a chat template shows the ids of calls instead of their functions."""
     call = {"id": "probe-id", "type": "function", "function": {"name": "probe-name", "arguments": {}}}
     asked, called = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [call]}
     shown = _rendered_text(tokenizer, asked, called, {"role": "tool", "tool_call_id": "probe-id", "content": "done"})
