@@ -76,7 +76,7 @@ def load(
 
 def check_source(name: str) -> None:
     """Raise ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
-    path, file = Path(name).expanduser(), packed(name)
+    path, file = Path(name).expanduser(), gguf_file_of(name)
     if file is not None:
         gguf_files.check(file)
         return
@@ -112,7 +112,7 @@ def resolved(name: str) -> str:
     """Return the source that transformers loads for `name`: a folder, the unpacked folder of a GGUF file, or a name on
     the hub. Raises ValueError.
     """
-    file = packed(name)
+    file = gguf_file_of(name)
     path = Path(name).expanduser() if file is None else gguf_files.unpacked(file)
     return str(path) if path.is_dir() else name
 
@@ -121,11 +121,11 @@ def to_unpack(*names: str) -> list[str]:
     """Return the GGUF files among models that are not unpacked yet. Raises ValueError for an invalid name."""
     for name in names:
         check_source(name)
-    files = [file for file in map(packed, names) if file is not None]
+    files = [file for file in map(gguf_file_of, names) if file is not None]
     return [file.name for file in files if not gguf_files.is_unpacked(file)]
 
 
-def packed(name: str) -> Path | None:
+def gguf_file_of(name: str) -> Path | None:
     """Return the GGUF file that `name` means: itself, or the only one in a folder without a config.json; else None."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
@@ -213,7 +213,7 @@ def load_configuration(name: str) -> PreTrainedConfig:
     """Return the configuration of a model, without its weights; raises ValueError."""
     from transformers import AutoConfig
 
-    file = packed(name)
+    file = gguf_file_of(name)
     if file is not None and not gguf_files.is_unpacked(file):
         return gguf_files.configuration(file)
     try:
