@@ -317,8 +317,7 @@ def run_call(
     """Decode a call: return what `generate` returns for it. Random numbers are those of `generator`, or torch's own;
     see `requests_of`.
     """
-    if type(call.cache) is StaticCache or call.target.compiled:
-        _warn_of_bypassed_graphs(call)
+    _warn_of_bypassed_graphs(call)
     if call.cache_is_new:
         cache, cached = TreeCache(call.cache), [0] * len(call.input_ids)
     else:

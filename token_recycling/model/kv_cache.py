@@ -144,8 +144,6 @@ class TreeCache:
         if windowed.starts != starts:
             for layer in self.filled:
                 layer.settle(lengths)
-            if self.states is not None:
-                self.states.counter.length = max(lengths)
         return windowed.starts == starts
 
     @contextmanager

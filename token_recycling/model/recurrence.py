@@ -229,11 +229,6 @@ def _calls_for_states(forward: Callable[..., Any] | None) -> bool:
     return code is not None and not _OF_STATES.isdisjoint(code.co_names)
 
 
-def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
-    """Return the layers among a model's parts that keep a recurrent state."""
-    return tuple(Mixer(part) for part in parts if keeps_state(part))
-
-
 def bytes_of_states(layers: Iterable[LinearAttentionCacheLayerMixin]) -> int:
     """Return the bytes of the recurrent states in some layers of a cache."""
     by_layer = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]

@@ -134,9 +134,9 @@ class Target:
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """Its recurrent layers."""
-        from .recurrence import mixers_among
+        from .recurrence import Mixer, keeps_state
 
-        return mixers_among(parts_of(self.model))
+        return tuple(Mixer(part) for part in parts_of(self.model) if keeps_state(part))
 
     @cached_property
     def shape(self) -> str:
