@@ -1,8 +1,8 @@
 """One call of `generate`, from the inputs that transformers prepared to the output that it returns.
 
 `GenerateCall.why_not` returns the first reason against accelerating the call: only calls that are known to give the
-same tokens are accelerated. `run_call` then decodes it in our loop. `handover` is loaded for calls with a cache that is
-not new or that the caller will see, `batch_ends` for criteria that must see a whole batch.
+same tokens are accelerated. `run_call` then decodes it in our loop. `handover` converts caches that are not new or that
+the caller will see, `batch_ends` applies criteria that must see a whole batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -49,9 +49,9 @@ from ..model.origin import is_own, name_of
 from ..model.parts import replaced_in
 from ..model.prefill import Reading
 from ..model.target import Target
-
-if TYPE_CHECKING:
-    from .batch_ends import BatchStopping
+from .batch_ends import BatchStopping, fill_up, show_padding
+from .handover import give_back, take_over
+from .handover import why_not as why_not_cache
 
 _KNOWN_INPUTS = {
     "attention_mask",
@@ -166,7 +166,8 @@ class GenerateCall:
         prepare = vars(model).get("prepare_inputs_for_generation", own)
         if getattr(prepare, "__func__", prepare) is not own:  # as for peft's prompt learning
             return f"another object's prepare_inputs_for_generation is set on {type(model).__name__} (prompt learning?)"
-        if not self.cache_is_new and (reason := self._why_not_cache()):
+        most = (config.max_length or 0) - 1
+        if not self.cache_is_new and (reason := why_not_cache(self.cache, self.target, len(ids), ids.shape[1], most)):
             return reason
         if min(self.paddings) < 0:
             return "padding must be on the left, and the attention mask must have a number for each of input_ids"
@@ -203,13 +204,6 @@ class GenerateCall:
         """
         by_default = type(self.cache) is DynamicCache and not self.cache.offloading and not self._cache_is_callers
         return by_default and layout_of(self.cache) == self.target.cache_layout
-
-    def _why_not_cache(self) -> str | None:
-        """Return why a call with this cache cannot be accelerated, or None."""
-        from . import handover
-
-        batch, length = self.input_ids.shape
-        return handover.why_not(self.cache, self.target, batch, length, (self.config.max_length or 0) - 1)
 
     def _why_not_lists(self) -> str | None:
         """Return why processors or criteria would be applied differently from transformers, or None."""
@@ -318,12 +312,7 @@ def run_call(
     see `requests_of`.
     """
     _warn_of_bypassed_graphs(call)
-    if call.cache_is_new:
-        cache, cached = TreeCache(call.cache), [0] * len(call.input_ids)
-    else:
-        from .handover import take_over
-
-        cache, cached = take_over(call.cache, call.paddings, call.target.config)
+    cache, cached = take_over(call.cache, call.paddings, call.target.config)
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.isolates_requests:
         hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
     if len(cached) > 1 and drafter.traits.prefixes:  # a draft model reads a prefix of several sequences once
@@ -334,8 +323,6 @@ def run_call(
     sequences = [request.sequence for request in requests]
     stopping = None
     if call.joint_criteria:
-        from .batch_ends import BatchStopping
-
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     passes = decode(
         requests,
@@ -365,8 +352,6 @@ def run_call(
     if call.cache_is_seen:
         _give_back(cache, call, requests)
     elif call.beside and call.pads and len(requests) > 1:
-        from .batch_ends import show_padding
-
         show_padding(requests, call.padding_token or 0)
     return _output(call, requests)
 
@@ -375,9 +360,6 @@ def _leave(cache: TreeCache, call: GenerateCall, requests: list[Request], stoppi
     """Leave the caller's cache as plain decoding would when an error ends the call."""
     if not call.cache_is_seen or cache.cache is not call.cache:
         return
-    from .batch_ends import fill_up
-    from .handover import give_back
-
     columns = [request.sequence.columns for request in requests] if len(requests) > 1 else []
     with suppress(Exception):  # as the call itself
         if len({*columns}) > 1 and call.padding_token is not None:
@@ -419,13 +401,9 @@ def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
 
 def _give_back(cache: TreeCache, call: GenerateCall, requests: list[Request]) -> None:
     """Leave the call's cache as plain decoding would, including the padding of shorter sequences."""
-    from .handover import give_back
-
     columns = {request.sequence.columns for request in requests}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
-        from .batch_ends import fill_up
-
         fill_up(requests, cache, call.padding_token)
     give_back(cache, call.cache, call.paddings, max(columns))
 
