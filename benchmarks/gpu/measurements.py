@@ -122,13 +122,13 @@ def _step(target: Target, context: int, nodes: int) -> Row:
 def _compiled_step(target: Target, context: int, nodes: int, compiles: bool) -> Row:
     """Return the seconds of a captured step with a compiled forward pass. Compiling takes up to a minute per shape."""
     passes, eager = _passes(target), target.eager
-    passes.forget()
-    target.eager = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False, disable=not compiles)
+    passes._graphs.forget()
+    target._eager = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False, disable=not compiles)
     try:
         return {"seconds": timed(target, passes, context, [nodes], 2.0)[nodes]}
     finally:
-        target.eager = eager
-        passes.forget()
+        target._eager = eager
+        passes._graphs.forget()
 
 
 @torch.no_grad()

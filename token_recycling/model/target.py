@@ -121,10 +121,6 @@ class Target:
         """The uncompiled model, which forward passes call: torch would recompile for every new shape of a tree."""
         return self.model if self._eager is None else self._eager
 
-    @eager.setter
-    def eager(self, model: Any) -> None:
-        self._eager = model
-
     def hold_weakly(self) -> None:
         """No longer keep the model alive. Called where the model holds this target, so that `del model` frees its
         weights immediately, as for every other model.

@@ -101,10 +101,6 @@ class CapturedPasses:
         with self._free:
             return True
 
-    def forget(self) -> None:
-        """Drop all captured graphs; the next pass of each shape is captured again."""
-        self._graphs.forget()
-
     def _empty(self, target: Target, drops: bool = True) -> TreeCache:
         """Return a cache without slots, whose layers drop slots outside their windows unless `drops` is False."""
         self.batch = self.capacity = 0
