@@ -29,6 +29,7 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import MARKS_NO_CACHES, mark_callers
 from ..model.facts import Identities
+from ..model.hidden import layer_states
 from ..model.info import UnsupportedModelError
 from ..model.parts import own_class
 from ..model.support import ready
@@ -96,11 +97,8 @@ class Acceleration:
         needs.
         """
         try:
-            if states := self.drafter.traits.states_read(target):
-                from ..model.hidden import layer_states
-
-                with layer_states(target.eager, states):
-                    pass
+            with layer_states(target.eager, self.drafter.traits.states_read(target)):
+                pass
             self.drafter.fit_again(target)
         except ValueError as error:
             raise UnsupportedModelError(f"{self.drafter.describe()} cannot draft: {error}") from None

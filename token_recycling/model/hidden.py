@@ -34,13 +34,16 @@ def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[lis
     """Within the block, every forward pass of this thread appends the hidden states of its positions to the list: those
     numbered `numbers`, concatenated, (batch, n, states * hidden). As in `output_hidden_states`, number i is the input
     of layer i, and the number of layers is the output of the final norm. n counts all positions, or the last ones if a
-    family leaves out those whose logits are not needed.
+    family leaves out those whose logits are not needed. Without `numbers` the list stays empty.
 
     Graphs of torch.compile bypass the hooks: call `parts.uncompiled(model)`. Raises NoHiddenStatesError if a model has
     no such layers, or they are compiled.
     """
-    decoder, layers = _readable_layers(model, numbers)
     seen: list[torch.Tensor] = []
+    if not numbers:
+        yield seen
+        return
+    decoder, layers = _readable_layers(model, numbers)
     entered: dict[int, torch.Tensor] = {}
     thread = threading.get_ident()
 

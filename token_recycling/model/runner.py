@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..trees.draft import Draft
+from .hidden import layer_states
 from .kv_cache import TreeCache
 from .prefill import PIECE, Reading, cross_threshold, padded, prefill, read_text
 from .target import Target
@@ -92,11 +93,6 @@ class Runner:
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
         """Read each sequence separately; see `prefill`."""
-        if not states:
-            prefill(self.target, sequences, self.cache, cached, self.reading)
-            return None
-        from .hidden import layer_states
-
         with layer_states(self.target.model, states) as passes:
             prefill(self.target, sequences, self.cache, cached, self.reading)
         uncached = [len(sequence) - 1 - n for sequence, n in zip(sequences, cached, strict=True)]
@@ -121,8 +117,6 @@ class Runner:
         lengths = [len(sequence) - 1 for sequence in sequences]
         if not states:
             return self._pass(drafts, sequences, lengths, active)
-        from .hidden import layer_states
-
         cached = self.cache.length
         with layer_states(self.target.model, states) as passes:
             result = self._pass(drafts, sequences, lengths, active)

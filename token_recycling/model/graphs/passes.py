@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any, NamedTuple
@@ -182,9 +181,9 @@ class CapturedPasses:
         """Run what a graph captures: return logits (batch, n, vocabulary) and hidden states of the nodes of `trees`,
         and write their slots. Nothing else changes, so it may run again.
         """
-        with layer_states(target.model, shape.states) if shape.states else nullcontext([None]) as states:
+        with layer_states(target.model, shape.states) as states:
             logits = target.forward(packed_inputs(target, trees, shape.band, self.slots), self.slots)
-        return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
+        return self._shared("logits", logits), self._shared("states", states[-1]) if states else None
 
     def _shared(self, name: str, result: torch.Tensor) -> torch.Tensor:
         """Copy a result into the tensor shared by all graphs of one shape, so that memory holds it once."""
