@@ -203,7 +203,7 @@ class GenerateCall:
         empty.
         """
         by_default = type(self.cache) is DynamicCache and not self.cache.offloading and not self._cache_is_callers
-        return by_default and layout_of(self.cache) == self.target.cache_layout
+        return by_default and layout_of(self.cache.layers) == self.target.info.cache_layout
 
     def _why_not_lists(self) -> str | None:
         """Return why processors or criteria would be applied differently from transformers, or None."""

@@ -89,7 +89,7 @@ def _keys_of(layer: Any) -> torch.Tensor | None:
 
 def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
     """Return why a cache that drops tokens, such as one made for another model, lacks some that this model needs."""
-    for layer, window in zip(cache.layers, info.windows, strict=False):  # layers that share slots have no window
+    for layer, (_, window, _) in zip(cache.layers, info.cache_layout, strict=False):  # one may have fewer layers
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         kept = layer.max_cache_len if sliding else window_of(layer)
         if 0 < kept < min(most, window or most):

@@ -50,7 +50,7 @@ from .compat import (
 )
 from .facts import Facts, facts_of
 from .inspection import arguments_of, input_device
-from .kv_cache import attends_to_blocks, can_be_taken, window_of
+from .kv_cache import CacheLayout, attends_to_blocks, can_be_taken, layout_of, window_of
 from .origin import is_own
 from .parts import is_compiled, parts_of
 
@@ -95,8 +95,8 @@ class ModelInfo:
     """Why steps of this model cannot be captured (docs/how-it-works.md), as far as checked; None if they can."""
     layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
     """Reach by layer type."""
-    windows: tuple[int, ...] = field(default=(), repr=False)
-    """Tokens that a cache must keep for each layer; 0 for all."""
+    cache_layout: CacheLayout = field(default=(), repr=False)
+    """Layers of its own empty cache."""
     length_threshold: LengthThreshold | None = None
     key_bias: KeyBias | None = None
     branches: bool = True
@@ -219,7 +219,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         named_attention=_looks_attention_up(parts) and not indexed,
         notes=tuple(notes),
         layers=layers,
-        windows=tuple(map(window_of, cached)),
+        cache_layout=layout_of(cached),
         length_threshold=threshold,
         key_bias=key_bias,
         branches=branches,

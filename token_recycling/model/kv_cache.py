@@ -44,6 +44,9 @@ Slots = list[list[torch.Tensor]]
 empty for a layer without slots.
 """
 
+CacheLayout = tuple[tuple[type, int, bool], ...]
+"""The layers of a cache: see `layout_of`."""
+
 _OTHERS = (
     DummyLayer,
     LinearAttentionLayer,
@@ -339,11 +342,10 @@ def window_of(layer: Any) -> int:
     return layer.sliding_window if getattr(layer, "is_sliding", False) else 0
 
 
-def layout_of(cache: Cache) -> list[tuple[type, int, bool]]:
-    """Return the layer types of a cache: the class of each layer, its sliding window, 0 if it has none, and whether it
-    was written to, if it records that.
+def layout_of(layers: Sequence[Any]) -> CacheLayout:
+    """Return the class of each layer of a cache, its sliding window, 0 if it has none, and whether it was written to,
+    if it records that.
     """
-    return [
-        (type(layer), getattr(layer, "sliding_window", 0), getattr(layer, "is_initialized", False))
-        for layer in cache.layers
-    ]
+    return tuple(
+        (type(layer), getattr(layer, "sliding_window", 0), getattr(layer, "is_initialized", False)) for layer in layers
+    )

@@ -28,7 +28,7 @@ from .compat import CACHE, cache_argument, chosen_experts
 from .facts import facts_of
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import arguments_of, bytes_read, context_length, input_device, shape_of, vocabulary_size
-from .kv_cache import TreeCache, layout_of
+from .kv_cache import TreeCache
 from .parts import is_uncompiled, parts_of, uncompiled
 from .prepacking import PREPACKED, prepacked_of
 from .tree_layer import Frame, TreeLayer
@@ -67,8 +67,6 @@ class Target:
         self.device, self.dtype = device, model.dtype
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
-        self.cache_layout = layout_of(DynamicCache(config=self.config))
-        """Layer types of the model's own empty cache."""
         self._attention_names = stand_in(self.config, info.attention, info.named_attention)
         """Names of the attention functions that ours replace."""
         eager = uncompiled(model)
