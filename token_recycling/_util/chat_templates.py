@@ -7,21 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+
+from .per_object import PerObject
 
 T = TypeVar("T")
 
 
 def per_template(function: Callable[[Any], T]) -> Callable[[Any], T]:
     """Keep the result of a function of a tokenizer while the tokenizer lives and its chat template is the same."""
-    results: WeakKeyDictionary[Any, tuple[str, T]] = WeakKeyDictionary()
+    results = PerObject[T]()
 
     @wraps(function)
     def kept(tokenizer: Any) -> T:
-        template, known = str(tokenizer.chat_template), results.get(tokenizer)
-        if known is None or known[0] != template:
-            known = results[tokenizer] = template, function(tokenizer)
-        return known[1]
+        return results.get(tokenizer, str(tokenizer.chat_template), lambda: function(tokenizer))
 
     return kept
 

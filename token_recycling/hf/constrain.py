@@ -5,18 +5,18 @@ extra `grammar`). A schema of ten fields compiles in a millisecond.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from transformers import AutoTokenizer, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.extras import lacking
+from .._util.per_object import PerObject
 from ..grammar.adapters import GrammarProcessor
 from ..grammar.compile import compiled
 from ..grammar.vocabulary import vocabulary
 from ..model.inspection import vocabulary_size
 
-_vocabularies: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
-"""By model or tokenizer, its size and end tokens at the time, and its vocabulary."""
+_vocabularies = PerObject[Any]()
+"""Of models and tokenizers, while their sizes and end tokens stay the same."""
 
 
 def constrain(
@@ -44,11 +44,9 @@ def constrain(
         )
     if missing := lacking("grammar", "llguidance"):
         raise ImportError(f"constrain {missing}")
-    known, state = _vocabularies.get(model), _state_of(model)
-    if known is None or known[0] != state:
-        known = _vocabularies[model] = state, _vocabulary(model)
+    known = _vocabularies.get(model, _state_of(model), lambda: _vocabulary(model))
     ((form_name, form),) = forms.items()
-    return GrammarProcessor(compiled(known[1], form_name, form))
+    return GrammarProcessor(compiled(known, form_name, form))
 
 
 def _state_of(model: PreTrainedModel | PreTrainedTokenizerBase) -> tuple[int, str]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Generic, Self, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
-from ..._util.locks import Lock
+from ..._util.per_object import PerObject
 from ...model.target import Target
 from .._base import Drafter
 
@@ -21,27 +19,15 @@ T = TypeVar("T")
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
-class PerTarget(Generic[T]):
+class PerTarget(PerObject[T]):
     """One object per target, created again if the target was moved or its dtype, vocabulary or number of layers
-    changed. Objects are kept as long as the target's model; copies and pickles are empty.
+    changed.
     """
-
-    def __init__(self) -> None:
-        self._objects = WeakKeyDictionary[PreTrainedModel, tuple[tuple[Any, ...], T]]()
-        self._making = Lock()
-
-    def __reduce__(self) -> tuple[type[PerTarget[T]], tuple[()]]:
-        return type(self), ()
 
     def of(self, target: Target, make: Callable[[], T]) -> T:
         """Return the object of a target; create it by `make()` the first time."""
         place = target.device, target.dtype, target.vocab_size, target.config.num_hidden_layers
-        with self._making:
-            made_for, result = self._objects.get(target.model, (None, None))
-            if result is None or made_for != place:
-                result = make()
-                self._objects[target.model] = place, result
-            return result
+        return self.get(target.model, place, make)
 
 
 @dataclass(kw_only=True)
