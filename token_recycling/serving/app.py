@@ -79,8 +79,9 @@ class _JsonRoute(APIRoute):
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
     """Return an app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
 
-    Raises ValueError for settings that do not fit the model. Importing this function from `token_recycling.serving`
-    raises ValueError if the extra `serving` is not installed.
+    Raises ValueError for settings that do not fit the model, and UnsupportedModelError for a model that cannot be
+    accelerated. Importing this function from `token_recycling.serving` raises ValueError if the extra `serving` is not
+    installed.
     """
     return app_of(Engine(Loaded(model, tokenizer), Settings(**settings)))
 

@@ -14,8 +14,6 @@ import torch
 from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
-from ..model.info import UnsupportedModelError
-from ..model.support import ready
 from ..model.target import Target
 from ..model.tree_layer import capacity
 from .settings import Settings
@@ -49,10 +47,6 @@ def batch_slots(target: Target, drafter: Drafter, settings: Settings, cached: in
 
 def _why_one(target: Target, drafter: Drafter) -> str | None:
     """Return the reason why requests are not batched by default, or None if they are."""
-    try:
-        ready(target.model)
-    except UnsupportedModelError as error:
-        return f"the model is not accelerated: {error}"
     reason = why_not_batched(target)
     if reason is not None:
         return f"requests cannot be batched: {reason}"

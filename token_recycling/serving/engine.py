@@ -34,7 +34,6 @@ from ..model.backend import Backend
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, Prefixes, default_budget
 from ..model.support import ready
-from ..model.target import Target
 from .batch_slots import BatchSlots, batch_slots
 from .decoding_thread import DecodingThread
 from .drafter_pool import DrafterPool
@@ -220,12 +219,12 @@ class Job:
 
 
 class Engine:
-    """Serves one model. Created before the event loop starts; raises ValueError for unsuitable settings."""
+    """Serves one model. Created before the event loop starts; raises ValueError for unsuitable settings or models."""
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
-        self.target = Target(loaded.model)
+        self.target = ready(loaded.model)
         limit = default_budget(self.target) if settings.cache is None else int(settings.cache * 1_000_000)
         self.prefixes = PrefixCache(self.target, limit)
         self.pool = DrafterPool(loaded, settings, self.metrics.count_save)
@@ -427,7 +426,7 @@ class Engine:
         if self.batch is not None:
             return self.batch.model(drafter, seed, hints)
         torch.manual_seed(seed)
-        return view(self.loaded.model, Acceleration(drafter, self._backend, ready(self.loaded.model), hints=hints))
+        return view(self.loaded.model, Acceleration(drafter, self._backend, self.target, hints=hints))
 
     def _decode_one_at_a_time(self, reason: str) -> None:
         """Disable batching. No sequence may be running."""
