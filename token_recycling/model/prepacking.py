@@ -200,11 +200,10 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     """
     if wanted is not None and not isinstance(wanted, bool):
         raise TypeError(f"prepack must be True, False or None, got {wanted!r}")
-    parts, facts = parts_of(model), facts_of(model)
     if wanted is False:
-        _drop(parts, facts)
+        drop(model)
         return None
-    modules, reason = _layers_among(parts)
+    modules, reason = _layers_among(parts_of(model))
     needed = sum(module.weight.nbytes for module in modules)
     if wanted is None and not _LEAST_BYTES <= needed <= memory(torch.device("cpu")) // _SHARE_OF_MEMORY:
         return None
@@ -212,10 +211,11 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         if wanted:
             raise ValueError(f"cannot prepack this model: {reason}; leave prepack=True out")
         return None
+    facts = facts_of(model)
     packed = facts.recall(PREPACKED)
     if packed is not None and packed.fixed == fixed and packed.unchanged:
         return packed
-    _drop(parts, facts)
+    drop(model)
     began = time.perf_counter()
     packed = facts.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
@@ -236,15 +236,11 @@ def prepacked_of(model: PreTrainedModel, facts: Facts | None = None) -> Prepacke
 
 def drop(model: PreTrainedModel) -> None:
     """Drop packed weights, whatever the state of the model."""
-    _drop(parts_of(model), facts_of(model))
-
-
-def _drop(parts: Iterable[nn.Module], facts: Facts) -> None:
-    for module in parts:
+    for module in parts_of(model):
         layer = vars(module).get("forward")
         if isinstance(layer, _Layer):
             layer._owner.drop()
-    facts.forget(PREPACKED)
+    facts_of(model).forget(PREPACKED)
 
 
 def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:
