@@ -328,9 +328,9 @@ def decode(
     if prefixes is not None:
         cache = requests[0].take_prefix() or cache
     with ExitStack() as ending:
-        captured = backend.take(target, cache, fixed)
+        captured = backend.acquire(target, cache, fixed)
         if captured is not None:
-            ending.callback(captured.give_back)
+            ending.callback(captured.release)
         pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
         batch = Batch(list(requests), pacer, cache, clock)
         if prefixes is not None:

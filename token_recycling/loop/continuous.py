@@ -100,9 +100,9 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._captured = self._backend.take(self.target)
+            self._captured = self._backend.acquire(self.target)
             self._pacer = Pacer.of(self.target, self._captured)
-        request.isolated = True
+        request.fails_alone = True
         clock = Clock(request.stats, self.target.device)
         self._joining[request] = Batch([request], self._pacer, self.target.new_cache(), clock)
         self._callbacks[request] = on_step
@@ -129,7 +129,7 @@ class RunningBatch:
         """Release the captured passes; the next request acquires them again."""
         captured, self._batch, self._captured = self._captured, None, None
         if captured is not None:
-            captured.give_back()
+            captured.release()
 
     def _begin(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that ended."""

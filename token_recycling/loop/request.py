@@ -324,7 +324,7 @@ class Request:
         self.streamed, self.reading = streamed, reading
         self.target = target.unmeasured() if self.traits.isolates_requests else target
         """The model that decodes the request."""
-        self.isolated = False
+        self.fails_alone = False
         """Whether an error of the processors, criteria or drafter ends this request alone."""
         self.error: Exception | None = None
         """The error that ended the request early, if any."""
@@ -351,8 +351,8 @@ class Request:
         return self.error is None and not self.sequence.ended
 
     def fail(self, error: Exception) -> None:
-        """End an isolated request with an error of its processors, criteria or drafter; otherwise raise the error."""
-        if not self.isolated:
+        """End the request with an error of its processors, criteria or drafter, if it fails alone; else raise it."""
+        if not self.fails_alone:
             raise error
         self.error = error
 

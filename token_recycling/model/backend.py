@@ -35,7 +35,9 @@ class Backend:
         """Return whether passes of this model are captured where possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
-    def take(self, target: Target, cache: TreeCache | None = None, reproducible: bool = False) -> CapturedPasses | None:
+    def acquire(
+        self, target: Target, cache: TreeCache | None = None, reproducible: bool = False
+    ) -> CapturedPasses | None:
         """Acquire the captured passes of a model for a run, which releases them at its end; return None if its passes
         are eager. `cache`: where the run decodes, None if sequences join and leave; `reproducible`: whether equal calls
         must give equal outputs. Where passes cannot be captured, raise NoFastPathError, or fall back with one warning
@@ -53,8 +55,8 @@ class Backend:
             if isinstance(passes, str):
                 target.facts.warn_once(f"forward passes are not captured as CUDA graphs: {passes}")
                 return None
-            return passes if passes.take(self.suspends) else None
-        while not isinstance(passes, str) and not passes.take(self.suspends):
+            return passes if passes.acquire(self.suspends) else None
+        while not isinstance(passes, str) and not passes.acquire(self.suspends):
             if passes.wait():
                 passes = passes_or_reason(target)  # meanwhile the model may have changed
             else:
@@ -79,12 +81,12 @@ class Backend:
             if self.fast is True:
                 raise NoFastPathError(f"fast=True: {passes}")
             return
-        if reproducible or not passes.take():
+        if reproducible or not passes.acquire():
             return
         try:
             passes.capture_common(target, sequences, states)
         finally:
-            passes.give_back()
+            passes.release()
 
 
 EAGER = Backend()

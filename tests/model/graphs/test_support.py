@@ -147,12 +147,12 @@ def test_auto_on_cuda_captures_or_warns_once(model, monkeypatch, caplog):
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     on_cuda = SimpleNamespace(device=torch.device("cuda"), facts=target.facts)
     backend = Backend("auto")
-    assert backend.take(on_cuda, target.new_cache()) is passes
-    assert backend.take(on_cuda, target.new_cache()) is None, "one call of a model at a time"
-    passes.give_back()
+    assert backend.acquire(on_cuda, target.new_cache()) is passes
+    assert backend.acquire(on_cuda, target.new_cache()) is None, "one call of a model at a time"
+    passes.release()
     offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
-        assert backend.take(on_cuda, offloaded) is None
+        assert backend.acquire(on_cuda, offloaded) is None
     assert sum("offloaded" in record.message for record in caplog.records) == 1
 
 

@@ -79,14 +79,14 @@ class CapturedPasses:
         """Return a runner that replaces an eager one, for sequences that may grow up to `longest` tokens."""
         return GraphRunner(self, eager, longest)
 
-    def take(self, suspends: bool = False) -> bool:
+    def acquire(self, suspends: bool = False) -> bool:
         """Acquire the passes for one call; return whether they were free. No call waits for one that `suspends`."""
         is_free = self._free.acquire(blocking=False)
         if is_free:
             self._holder, self._suspends = get_ident(), suspends
         return is_free
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the passes at the end of a call, from any thread."""
         self._holder = None
         self._free.release()
