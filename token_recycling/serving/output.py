@@ -390,6 +390,21 @@ class CallReader:
             self.complete = not self._depth
 
 
+class TextStart:
+    """Skips the line ends between reasoning and text: templates write up to two."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Maximum number of line ends to skip."""
+
+    def skip(self, text: str) -> str:
+        """Return a piece of the text without these line ends."""
+        while self.left and text.startswith("\n"):
+            text, self.left = text[1:], self.left - 1
+        self.left = 0 if text else self.left
+        return text
+
+
 class ParsedReader:
     """Reads an output that a parser splits into content, reasoning and calls."""
 
@@ -410,8 +425,8 @@ class ParsedReader:
         """Whether this is the last piece of text."""
         self._blanks: str | None = None
         """Whitespace since the last call, shown only before other text; None before any call and after other text."""
-        self._line_ends = 0
-        """Maximum number of line ends to skip: templates write up to two between reasoning and text."""
+        self._shown_start, self._written_start = TextStart(), TextStart()
+        """Of the shown text and of the raw text, after reasoning."""
         self._characters = 0
         self._prompted: dict[str, int] = {}
         """Number of characters per field that belong to the prompt."""
@@ -453,7 +468,7 @@ class ParsedReader:
         inside = self._inside
         delta.pieces += self.feed(text)
         if not self._inside:
-            return text
+            return text if inside else self._written_start.skip(text)
         # The parser may report a delimiter only with the token after it.
         return "" if inside else text[: max(0, len(text) - self._region_characters)]
 
@@ -486,9 +501,9 @@ class ParsedReader:
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":
-                pieces.append(self._shown(self._after_line_ends(self._generated(name, event["text"]))))
+                pieces.append(self._shown(self._shown_start.skip(self._generated(name, event["text"]))))
             elif kind == "region_close" and name in REASONING:
-                self._line_ends = 2
+                self._shown_start.left = self._written_start.left = 2
             elif kind == "region_chunk" and name in REASONING:
                 pieces.append(Piece("reasoning", self._generated(name, event["text"])))
         return pieces
@@ -500,13 +515,6 @@ class ParsedReader:
             if not text.strip():
                 text, self._blanks = "", text
         return Piece("text", self._trimmer.push(text))
-
-    def _after_line_ends(self, text: str) -> str:
-        """Return a text without the line ends that separate it from reasoning."""
-        while self._line_ends and text.startswith("\n"):
-            text, self._line_ends = text[1:], self._line_ends - 1
-        self._line_ends = 0 if text else self._line_ends
-        return text
 
     def _generated(self, name: str, text: str) -> str:
         """Return a text without the prompt's part and without stray special tokens."""

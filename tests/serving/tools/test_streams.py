@@ -154,6 +154,13 @@ def test_stop_strings_match_only_tokens_outside_reasoning_and_calls(tokenizer, s
             break
 
 
+@pytest.mark.parametrize("line_ends", range(3))
+def test_stop_strings_ignore_line_ends_after_reasoning(server, says, line_ends):
+    says(THOUGHT + "\n" * line_ends + "Done\n\nwell")
+    choice = chat(server, stop=["\n\n"], max_tokens=60).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Done", "stop")
+
+
 @pytest.mark.parametrize("stop", [None, ["never"], ["<end>", "well"]])
 def test_output_is_parsed_once(server, says, tokenizer, monkeypatch, stop):
     """Stop strings are searched in the parsed output."""
