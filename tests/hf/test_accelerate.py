@@ -253,6 +253,28 @@ def test_copied_model_keeps_what_the_drafter_learned(model, way):
     assert hasattr(model, "acceleration")
 
 
+class CopyingByHand(LlamaForCausalLM):
+    """Copies as Python's documentation and `torch.nn.DataParallel` do."""
+
+    def __deepcopy__(self, memo):
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__ = {name: copy.deepcopy(value, memo) for name, value in vars(self).items()}
+        return twin
+
+    def generate(self, *inputs, **arguments):
+        return super(CopyingByHand, copy.deepcopy(self)).generate(*inputs, **arguments)
+
+
+def test_model_that_copies_itself_by_hand(model):
+    model.__class__, wanted = CopyingByHand, model.generate(IDS, **GREEDY)
+    assert torch.equal(tr.generate(model, IDS, **GREEDY), wanted)
+    twin = copy.deepcopy(tr.accelerate(model))
+    assert type(twin) is type(model)
+    assert torch.equal(twin.generate(IDS, **GREEDY), wanted)
+    with pytest.raises(TypeError, match="config"):
+        type(twin)()
+
+
 class Reducing(LlamaForCausalLM):
     """Defines how it is copied."""
 

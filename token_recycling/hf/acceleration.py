@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -141,8 +142,13 @@ class _Accelerated(PreTrainedModel):
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it."""
-        return cls.plain_class()(*args, **kwargs)
+        """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it. Code
+        that copies a model by hand makes an empty one, by `cls.__new__(cls)`.
+        """
+        plain = cls.plain_class()
+        if not (args or kwargs) and not _is_made_of_nothing(plain):
+            return super().__new__(plain if cls in _view_classes.values() else cls)
+        return plain(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy under the name of the model's plain class, or as that class itself does; of a view, copy the
@@ -254,6 +260,15 @@ def _derived(original: type, bases: tuple[type, ...], names: dict[str, Any]) -> 
         raise UnsupportedModelError(reason) from error
     _contents_as_made[made] = [*vars(made)], Identities(vars(made).values())
     return made
+
+
+def _is_made_of_nothing(cls: Any) -> bool:
+    """Return whether the constructor of a model class needs no arguments."""
+    try:
+        inspect.signature(cls.__init__).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _unfilled(original: type) -> _Accelerated:
