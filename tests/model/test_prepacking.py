@@ -12,6 +12,7 @@ from support.cases import thinned
 from support.tiny import llama
 from torch import nn
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from token_recycling import accelerate, accelerated, decelerate, generate
 from token_recycling.model import prepacking
@@ -170,6 +171,23 @@ def test_single_calls_and_blocks_use_packed_weights_but_pack_none(packed_product
     assert all(map(torch.equal, texts(), expected))
     assert packed_products
     assert prepacked_of(model) is packed
+
+
+class ByName(LlamaMLP):
+    """Calls its layers by the name of their argument."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(input=self.act_fn(self.gate_proj(input=x)) * self.up_proj(input=x))
+
+
+def test_packed_layers_can_be_called_by_name(packed_products: list[int]) -> None:
+    model = llama()
+    wanted = _texts(model)
+    for layer in model.model.layers:
+        layer.mlp.__class__ = ByName
+    assert torch.equal(_texts(accelerate(model, prepack=True)), wanted)
+    assert model.acceleration.fallback is None
+    assert packed_products
 
 
 def test_replaced_function_is_tried_again_with_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,8 +142,8 @@ class _Accelerated(PreTrainedModel):
         return _plain_classes[cls][1]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it. Code
-        that copies a model by hand makes an empty one, by `cls.__new__(cls)`.
+        """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it.
+        Code that copies a model by hand makes an empty one, by `cls.__new__(cls)`.
         """
         plain = cls.plain_class()
         if not (args or kwargs) and not _is_made_of_nothing(plain):

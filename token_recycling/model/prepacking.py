@@ -75,18 +75,18 @@ class _Layer:
         self.least = 1
         """Rows from which the packed product is used."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # under the name by which layers may be called
         if (
             torch.compiler.is_dynamo_compiling()
             or _used.get() is not self._owner
-            or x.numel() < self.least * x.shape[-1]
+            or input.numel() < self.least * input.shape[-1]
             or not self.holds
-            or x.dtype is not self.weight.dtype
+            or input.dtype is not self.weight.dtype
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
         ):
-            return nn.Linear.forward(self.module, x)
-        return self.product(x)
+            return nn.Linear.forward(self.module, input)
+        return self.product(input)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return (..., in) times the packed weight, with the layer's bias."""
