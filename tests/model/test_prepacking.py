@@ -173,6 +173,26 @@ def test_single_calls_and_blocks_use_packed_weights_but_pack_none(packed_product
     assert prepacked_of(model) is packed
 
 
+class Scaled(nn.Linear):
+    """Scales its results, as layers do whose class a library replaces in place."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(input)
+
+
+def test_replaced_class_of_a_packed_layer_is_called() -> None:
+    """Also in a copy, which has no packed weights."""
+    plain = llama()
+    packed = accelerate(llama(), prepack=True)
+    for model in (plain, packed, copied := copy.deepcopy(packed)):
+        model.model.layers[0].mlp.up_proj.__class__ = Scaled
+    wanted = plain(PROMPT).logits
+    for model in (packed, copied):
+        torch.testing.assert_close(model(PROMPT).logits, wanted)
+        assert torch.equal(_texts(model), _texts(plain))
+        assert model.acceleration.fallback is None
+
+
 class ByName(LlamaMLP):
     """Calls its layers by the name of their argument."""
 

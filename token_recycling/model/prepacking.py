@@ -84,8 +84,9 @@ class _Layer:
             or input.dtype is not self.weight.dtype
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
+            or type(self.module) is not nn.Linear
         ):
-            return nn.Linear.forward(self.module, input)
+            return _own_product(self.module, input)
         return self.product(input)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +106,17 @@ class _Layer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the layer's own product: a copy of the model packs its own weights."""
-        return partial, (nn.Linear.forward, self.module)
+        return partial, (_own_product, self.module)
+
+
+def _own_product(module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """Return the result of a layer's class, which may have been replaced since the layer was packed."""
+    return type(module).forward(module, input)
+
+
+def is_packed(function: Any) -> bool:
+    """Return whether a function takes the place of a linear layer's own, and gives the same results."""
+    return isinstance(function, _Layer)
 
 
 class Prepacked:
@@ -261,5 +272,5 @@ def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:
         and weight.layout is torch.strided
         and not weight.is_inference()
         and address_of(weight) != 0
-        and (forward is None or isinstance(forward, _Layer) or getattr(forward, "func", None) is nn.Linear.forward)
+        and (forward is None or isinstance(forward, _Layer) or getattr(forward, "func", None) is _own_product)
     )

@@ -32,6 +32,7 @@ from ..compat import OPERATIONS
 from ..facts import address_of, describe, times_written
 from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import ATTRIBUTES_OF_TORCH, FAMILIES, foreign_hooks, own_class, parts_of
+from ..prepacking import is_packed
 from .bytecode import operations_in
 from .search import Foreign, codes_within
 
@@ -240,11 +241,11 @@ class Reachable:
             self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
 
     def _is_stateless(self, item: Any) -> bool:
-        """Return whether an object written in a compiled language belongs to a library without state."""
+        """Return whether an object written in a compiled language, or by this package, keeps no state."""
         if isinstance(item, logging.Logger):
             self._reaches_a_logger = True
             return True
-        if isinstance(item, _HINTS):
+        if isinstance(item, _HINTS) or is_packed(item):
             return True
         if not callable(item) or type(item).__module__ not in ("builtins", "torch._ops"):
             return False
