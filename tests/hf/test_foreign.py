@@ -730,6 +730,15 @@ class Shifted(LlamaForCausalLM):
         return inputs
 
 
+class NotTwice(LlamaForCausalLM):
+    """Reads another token in place of a repeated one."""
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        repeated = input_ids[:, -1:] == input_ids[:, -2:-1]
+        return {**inputs, "input_ids": torch.where(repeated, 0, inputs["input_ids"])}
+
+
 class Scaling(LlamaForCausalLM):
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
         return {**super().prepare_inputs_for_generation(input_ids, **kwargs), "scale": -1.0}
@@ -964,6 +973,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "a softcapped output layer": (with_head(Softcapped()), None),
     "an output layer of one row": (with_head(LastRow(), before=True), "returns the logits of 1"),
     "other tokens": (lambda: llama(Shifted), "Shifted"),
+    "other tokens after equal ones": (lambda: llama(NotTwice), "NotTwice"),
     "another argument": (lambda: llama(Scaling), "Scaling"),
     "the same inputs": (lambda: llama(Preparing), None),
     "a count among the arguments": (lambda: llama(Counting), "carries count"),

@@ -281,12 +281,18 @@ def _further_passes(
     # Prompts of exactly the named length and one more: the prompt is read in parts, and the tree's nodes are beyond it.
     at = [number + more for number in numbers[:_MOST_NUMBERS] for more in (0, 1)]
     lengths = (_LONG, *beyond[:_MOST_NUMBERS], *at)
-    for length in dict.fromkeys(min(length, longest) for length in lengths) if searched else ():
-        if target.info.fits(length - 1, len(parents)):
-            text = random_tokens(target, length, 3)[None]
-            expected = _generated(target, text, tokens[None, :1])
-            logits = tree_logits(target, text, parents, tokens)[:, :2]
-            yield logits, expected, f"after a prompt of {length} tokens"
+    cases = [
+        (random_tokens(target, length, 3), tokens[:1], f"after a prompt of {length} tokens")
+        for length in dict.fromkeys(min(length, longest) for length in lengths)
+    ]
+    some = random_tokens(target, 3, 5)
+    repeating = some[[2, 2, 0, 1, 0, 1, 2, 2]], some.repeat(3)  # for code that compares tokens
+    cases += [(text, text[:1], "after a prompt that repeats itself") for text in repeating]
+    for text, child, where in cases if searched else ():
+        if target.info.fits(len(text) - 1, len(parents)):
+            expected = _generated(target, text[None], child[None])
+            logits = tree_logits(target, text[None], parents, torch.cat([child, tokens[1:]]))[:, :2]
+            yield logits, expected, where
 
 
 def _passes_over(
