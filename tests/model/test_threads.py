@@ -8,6 +8,8 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import BORDERS, chosen, model_of, named
+from support.recurrent_architectures import recurrent
+from support.releases import needs
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import flash_attention_mask
@@ -25,23 +27,25 @@ KINDS = {
     "sdpa": lambda: tiny.llama(),
     "ALiBi": lambda: model_of(named("bloom")),
     "windows": lambda: model_of(named("gemma3_text")),
+    "states": lambda: model_of(recurrent("bamba")),
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=[needs(5, 14)] * (kind == "states")) for kind in KINDS])
 def shared(request):
     """One model for all threads."""
     return KINDS[request.param]().eval()
 
 
 @torch.no_grad()
-def tree_pass(model):
-    """Return the logits (nodes, vocabulary) of a tree."""
+def tree_pass(model, before=lambda: None):
+    """Return the logits (nodes, vocabulary) of a tree; `before` is called between the passes over prompt and tree."""
     target = Target(model)
     cache = target.new_cache()
     prefill(target, [TEXT[0]], cache)
     length = TEXT.shape[1] - 1
     drafts = [Draft(torch.cat([TEXT[0, -1:], torch.arange(5)]), TREE.parents)]
+    before()
     return target.forward(target.inputs.of(drafts, [length], length), cache)[0]
 
 
@@ -51,7 +55,7 @@ def plain(model):
 
 
 class Gate:
-    """Hold a thread's forward pass in the first layer until the gate is opened."""
+    """Hold the next forward pass of a thread in the first layer until the gate is opened."""
 
     def __init__(self, model):
         self.inside, self._open, self._thread = threading.Event(), threading.Event(), 0
@@ -63,9 +67,8 @@ class Gate:
             self.inside.set()
             assert self._open.wait(20)
 
-    def hold(self, run):
+    def hold(self):
         self._thread = threading.get_ident()
-        return run()
 
     def open(self):
         self._open.set()
@@ -75,7 +78,7 @@ def test_plain_forward_is_unaffected_by_a_tree_pass_of_another_thread(shared):
     own, wanted, wanted_of_tree = shared.config._attn_implementation, plain(shared), tree_pass(shared)
     gate = Gate(shared)
     with ThreadPoolExecutor(1) as pool:
-        paused = pool.submit(gate.hold, lambda: tree_pass(shared))
+        paused = pool.submit(tree_pass, shared, gate.hold)
         assert gate.inside.wait(20)
         assert shared.config._attn_implementation == own
         assert torch.equal(plain(shared), wanted)
