@@ -179,3 +179,11 @@ def test_drafter_in_contributing_md_works(model, tmp_path, monkeypatch):
     stats = check_same(model, drafter, tiny.prompt(0, 9), max_new_tokens=60)
     assert stats.mat > 1
     assert stats.drafter == "bigram: at most 4 tokens"
+
+
+def test_name_of_our_drafters_is_listed_once(monkeypatch):
+    """Even if another package registers it too."""
+    before = tr.drafter_names()
+    install_drafters(monkeypatch, ("suffix", "support.drafters:Garbage"))
+    assert tr.drafter_names() == before
+    assert tr.make_drafter("suffix").describe().startswith("suffix: ")

@@ -127,3 +127,11 @@ def test_nothing_is_saved_if_nothing_was_learned(loaded, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="nothing was learned"):
         warmed(loaded.model, loaded.tokenizer, output=file)
     assert not file.exists()
+
+
+def test_questions_and_answers_fit_the_context(loaded, tmp_path):
+    """A GPT-2 of 24 positions fails on the 25th."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    model = tiny.gpt2(n_positions=24, vocab_size=len(tokenizer))
+    assert warmed(model.eval(), tokenizer, output=tmp_path / "own.matrix")[1].tokens > 0

@@ -98,6 +98,13 @@ def test_decelerate_drops_only_what_accelerate_packed(before: bool) -> None:
     assert not any("forward" in vars(layer) for layer in _linears(model))
 
 
+def test_decelerate_within_a_temporary_acceleration_drops_packed_weights() -> None:
+    model = accelerate(llama())
+    with accelerated(model):
+        decelerate(model)
+        assert prepacked_of(model) is None
+
+
 def _through_data(weight: nn.Parameter, model: nn.Module) -> None:
     weight.data.mul_(-1)
 

@@ -181,3 +181,12 @@ def test_chat_template_is_rendered_once_per_request(server, tokenizer, monkeypat
     monkeypatch.setattr(type(tokenizer), "apply_chat_template", render)
     chat(server, **body)
     assert len(rendered) == 1
+
+
+def test_prompt_that_fills_the_context_is_scored(tokenizer):
+    with serving(tiny.llama(vocab_size=300, max_position_embeddings=64), tokenizer) as server:
+        for tokens, status in ((0, 200), (1, 400)):
+            body = {"prompt": [5] * 64, "max_tokens": tokens, "echo": True, "logprobs": 0}
+            answer = server.post("/v1/completions", body)
+            assert answer.status_code == status
+            assert status == 400 or len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) == 64

@@ -113,9 +113,10 @@ def continued(model: PreTrainedModel, more: int) -> dict[str, Any]:
     return {"inputs": torch.cat([text, prompt(1, more).to(model.device)], dim=1), "past_key_values": cache}
 
 
-def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:
-    """Return a random GPT-2 with 80 tokens; its positions are learned, so the context limit is strict."""
-    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=n_positions, initializer_range=0.3)
+def gpt2(n_positions: int = 256, vocab_size: int = 80) -> GPT2LMHeadModel:
+    """Return a random GPT-2; its positions are learned, so the context limit is strict."""
+    sizes = {"vocab_size": vocab_size, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": n_positions}
+    config = GPT2Config(**sizes, initializer_range=0.3)
     config.bos_token_id = config.eos_token_id = None
     return GPT2LMHeadModel(config)
 
