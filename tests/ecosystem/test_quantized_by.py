@@ -12,9 +12,7 @@ MODELS = Path(__file__).parents[2] / "models"
 COARSE = "depend on how many tokens are read at once"
 
 
-@pytest.mark.parametrize(
-    "config", ["IntxWeightOnlyConfig", "Float8WeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"]
-)
+@pytest.mark.parametrize("config", ["IntxWeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_torchao(config, fresh, assert_same_text):
     torchao = pytest.importorskip("torchao.quantization")
     model = fresh()
@@ -28,10 +26,12 @@ def test_torchao_through_transformers(fresh, assert_same_text):
     assert_same_text(fresh(quantization_config=config))
 
 
-def test_torchao_with_activations_is_refused(fresh):
+@pytest.mark.parametrize("config", ["Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig"])
+def test_torchao_with_activations_is_refused(config, fresh):
+    """Rounding to 8 bits amplifies the last bits of a product, which depend on the number of rows."""
     torchao = pytest.importorskip("torchao.quantization")
     model = fresh()
-    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+    torchao.quantize_(model, getattr(torchao, config)())
     with pytest.raises(tr.UnsupportedModelError, match=COARSE):
         tr.accelerate(model)
 
