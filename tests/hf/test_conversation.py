@@ -38,7 +38,6 @@ def cold_answer(chat, messages, **arguments):
     inputs = chat.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
-    inputs.pop("token_type_ids", None)  # of transformers 4
     text = chat.model.generate(**inputs, **{**GREEDY, **arguments})
     return text[0, inputs["input_ids"].shape[1] :].tolist()
 
