@@ -70,6 +70,7 @@ def test_text_only_calls_are_accelerated(make):
     """One sequence, a batch, and turns on one cache."""
     model, ids, inputs = seeded_model(make), tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
     inputs["input_ids"] %= PICTURE
+    assert not tr.check(model).tested, "only models of text are tested families"
     found = []
     for accelerated in (False, True):
         if accelerated:
