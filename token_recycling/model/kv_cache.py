@@ -280,7 +280,7 @@ class TreeCache:
     @outside_inference_mode
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep only these sequences, in this order, with `slots` slots. One may move to the row of a removed sequence,
-        or be copied to later rows.
+        or the first one be copied to all rows.
         """
         for layer in self.filled:
             layer.select(rows, slots)

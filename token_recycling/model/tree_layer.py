@@ -413,10 +413,10 @@ class TreeLayer(DynamicLayer):
 
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep only these sequences, in this order, with up to `slots` slots. One may move to the row of a removed
-        sequence, or be copied to later rows.
+        sequence, or the first one be copied to all rows.
         """
         self.reserve(len(rows), self.columns, exactly=True)
-        for row, source in reversed([*enumerate(rows)]):
+        for row, source in enumerate(rows):
             if row != source:
                 for buffer in self.buffers:
                     buffer[:, row, :, : self.columns] = buffer[:, source, :, : self.columns]
