@@ -140,10 +140,7 @@ def _why_not_dynamic(cache: Cache) -> str | None:
         return "a cache that records earlier states (activate_past_recording) is unsupported"
     read = any(any(layer.has_previous_state.values()) for layer in states)
     if read and not _counts_tokens(cache):
-        return (
-            "the cache holds recurrent states of an unknown number of tokens; pass an empty cache or one returned by "
-            "an accelerated call"
-        )
+        return "the cache holds recurrent states of an unknown number of tokens; pass an empty cache"
     if cache.offloading and any(
         isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
     ):
