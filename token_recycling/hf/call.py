@@ -312,7 +312,10 @@ def run_call(
     see `requests_of`.
     """
     _warn_of_bypassed_graphs(call)
-    cache, cached = take_over(call.cache, call.paddings, call.target.config)
+    if call.cache_is_new:
+        cache, cached = TreeCache(call.cache), [0] * len(call.input_ids)
+    else:
+        cache, cached = take_over(call.cache, call.paddings, call.target.config)
     if len(cached) > 1 or call.cache_is_seen or not call.cache_is_new or drafter.traits.isolates_requests:
         hints = replace(hints, prefixes=None)  # sequences from prefixes start in another cache
     if len(cached) > 1 and drafter.traits.prefixes:  # a draft model reads a prefix of several sequences once
