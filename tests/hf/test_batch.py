@@ -180,3 +180,9 @@ def test_cache_shorter_than_the_padding_of_a_row(ending):
         answers.append(generate(**inputs, past_key_values=cache, max_new_tokens=12))
         assert cache.get_seq_length() == answers[-1].shape[1] - 1
     assert torch.equal(*answers)
+
+
+def test_first_tokens_of_all_rows_are_counted(model):
+    stats = tr.Stats()
+    tr.generate(model, **batch([5, 9, 3], 1), drafter="plain", stats=stats, max_new_tokens=4, do_sample=False)
+    assert (stats.first_tokens, stats.tokens) == (3, 12)

@@ -266,3 +266,11 @@ def test_call_without_a_length_criterion_falls_back(counting, limits):
     wanted = counting.generate(torch.tensor([[1]]), **how)
     assert torch.equal(tr.accelerate(counting).generate(torch.tensor([[1]]), **how), wanted)
     assert "limit the length" in counting.acceleration.fallback
+
+
+def test_shortest_of_several_length_limits_ends_the_output(model):
+    ids = tiny.prompt(0, 6)
+    for lengths in ((10, 14), (14, 10)):
+        limits = [stopping_criteria.MaxLengthCriteria(length) for length in lengths]
+        steps = tr.stream(model, ids, max_new_tokens=12, stopping_criteria=limits)
+        assert sum(len(step.tokens) for step in steps) == 4

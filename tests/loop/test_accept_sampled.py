@@ -175,3 +175,15 @@ def test_tokens_are_sampled_without_replacement_and_in_order():
     assert sum(counts[pair] for pair in pairs) == runs
     wanted = [runs * float(q[a] * q[b] / (1 - q[a])) for a, b in pairs]
     assert p_value(([counts[pair] for pair in pairs], wanted)) > 0.001
+
+
+def test_three_siblings_keep_the_distribution():
+    """Each was sampled without all of those before it."""
+    p, q = torch.tensor([0.02, 0.68, 0.14, 0.16]), torch.tensor([0.65, 0.02, 0.03, 0.3])
+    generator, counts = torch.Generator().manual_seed(0), torch.zeros(4)
+    for _ in range(2000):
+        tokens = draw(q[None], 3, generator)[0].tolist()
+        place, left = accept_siblings(p, tokens, [q] * 3, generator)
+        token = int(torch.multinomial(left, 1, generator=generator)) if place is None else tokens[place]
+        counts[token] += 1
+    assert p_value((counts.tolist(), (2000 * p).tolist())) > 1e-3

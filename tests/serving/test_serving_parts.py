@@ -18,7 +18,7 @@ from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
-from token_recycling.serving.conversation import Called, Message, ToolCall
+from token_recycling.serving.conversation import AllowedTools, Called, Message, ToolCall
 from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.generation import Generation
@@ -328,3 +328,14 @@ def test_every_output_of_a_failed_request_ends_with_its_error():
     with pytest.raises(ApiError, match="no"):
         job.check()
     assert job.outcome is None
+
+
+def test_refusal_of_an_earlier_answer_is_its_content_if_there_is_no_other():
+    for content, read in ((None, "no"), ("", "no"), ("yes", "yes")):
+        answer = {"role": "assistant", "content": content, "refusal": "no"}
+        assert Message.model_validate(answer).content == read
+
+
+def test_only_functions_are_among_the_allowed_tools():
+    tools = [{"type": "function", "name": "look"}, {"type": "mcp", "name": "other"}]
+    assert AllowedTools.model_validate({"type": "allowed_tools", "tools": tools}).names == ["look"]

@@ -64,6 +64,8 @@ def test_offered_drafters_start_untrained(server):
         drafted(server)
         assert drafted(server, drafter=drafter) == first != drafted(server)
         assert first[0] == 0 or max(first) <= 8
+    for nodes in (1, 3):
+        assert max(drafted(server, speculation={"nodes": nodes})) == nodes
 
 
 REFUSED = ["suffix", "recycling", "recycling:tree=4,k=3", "recycling:tree=/etc/passwd", "published:k=9", ""]
