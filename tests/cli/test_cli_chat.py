@@ -143,3 +143,8 @@ def test_ctrl_c_stops_only_the_answer(chatty_dir, terminal, monkeypatch):
 def test_ctrl_c_ends_piped_input(chatty_dir, monkeypatch):
     interrupt(monkeypatch, 3)
     assert run("chat", chatty_dir, "--max-new-tokens", 40, input="ab\nab\n").exit_code == 130
+
+
+def test_piped_line_that_is_not_continued_is_answered(chatty_dir):
+    wanted = run("chat", chatty_dir, *FEW, input="ab\n").stdout
+    assert run("chat", chatty_dir, *FEW, input="ab\\").stdout == wanted != ""

@@ -339,3 +339,9 @@ def test_refusal_of_an_earlier_answer_is_its_content_if_there_is_no_other():
 def test_only_functions_are_among_the_allowed_tools():
     tools = [{"type": "function", "name": "look"}, {"type": "mcp", "name": "other"}]
     assert AllowedTools.model_validate({"type": "allowed_tools", "tools": tools}).names == ["look"]
+
+
+def test_error_about_a_field_names_it_as_the_client_does():
+    for field, name in (("messages", "input"), ("tools", "tools")):
+        error = ApiError(400, f"{field}: too long", param=field).renamed("messages", "input")
+        assert (str(error), error.param) == (f"{name}: too long", name)

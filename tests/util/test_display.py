@@ -41,7 +41,9 @@ def test_figures_are_those_of_the_run(model):
     (mat,) = [text for text in words(mat_over_time(run=[step.tokens for step in steps])) if "MAT" in text]
     assert f"run: MAT {stats.mat:.2f}" in mat
     step = max(steps, key=lambda each: len(each.tokens))
-    (_, *ids) = words(step)
+    (summary, *ids) = words(step)
+    drafted, accepted = len(step.draft) - 1, len(step.accepted) - 1
+    assert summary.startswith(f"{drafted} drafted, {accepted} accepted, {len(step.tokens)} emitted")
     assert sorted(ids) == sorted(map(str, [*step.draft.tokens.tolist(), step.tokens[-1]]))
     assert visible(tokenizer.decode([step.tokens[-1]])) in words(step.shown(tokenizer))
 
