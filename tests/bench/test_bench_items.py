@@ -4,7 +4,7 @@ import pytest
 from support import benching
 
 from token_recycling.bench.data import Question
-from token_recycling.bench.prompts import prompt
+from token_recycling.bench.prompts import prompt, replayed
 from token_recycling.bench.session import notes_on_length
 
 
@@ -12,9 +12,9 @@ def test_replay_uses_the_second_half_of_a_text(tmp_path):
     where, question = benching.setup(), benching.questions(1)
     ids = where.ids(benching.TEXTS[0])
     found = benching.run(where, benching.plan(["plain"], question), tmp_path)
-    (replayed,) = [one for one in found if one["mode"] == "replay"]
-    assert replayed["prompt_tokens"] == len(ids) // 2
-    assert replayed["tokens"] == min(benching.NEW, len(ids) - len(ids) // 2)
+    (row,) = [one for one in found if one["mode"] == "replay"]
+    assert row["prompt_tokens"] == len(ids) // 2
+    assert row["tokens"] == min(benching.NEW, len(ids) - len(ids) // 2)
 
 
 def test_question_longer_than_the_context_is_a_failure(tmp_path):
@@ -106,3 +106,9 @@ def test_notes_name_what_cannot_be_replayed():
     ]
     unknown = benching.plan(["plain"], asked[2:])
     assert [workload.mode for workload in unknown.workloads] == ["generate"]
+
+
+def test_text_of_one_token_has_nothing_to_replay():
+    where = benching.setup()
+    text = where.decoded(where.ids(benching.TEXTS[0])[:1])
+    assert replayed(where, Question("one", "one", (text,), "text")) == []

@@ -232,3 +232,8 @@ finally:
     assert found.returncode == 0, found.stderr
     report, said = found.stdout.rsplit("\n", 2)[:2]
     assert (report.rstrip(), said) == ((tmp_path / "report.md").read_text(encoding="utf-8").rstrip(), "[]")
+
+
+@pytest.mark.parametrize("sign", "\\`*_<[|")
+def test_signs_of_markdown_are_escaped(sign):
+    assert escaped(f"one{sign}two\nthree") == f"one\\{sign}two three"
