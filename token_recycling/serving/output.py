@@ -468,7 +468,8 @@ class ParsedReader:
         inside = self._inside
         delta.pieces += self.feed(text)
         if not self._inside:
-            return text if inside else self._written_start.skip(text)
+            kept = text.rstrip("\n") if inside else ""
+            return kept + self._written_start.skip(text[len(kept) :])
         # The parser may report a delimiter only with the token after it.
         return "" if inside else text[: max(0, len(text) - self._region_characters)]
 
@@ -498,6 +499,8 @@ class ParsedReader:
             self._unread = 0
             self._inside = kind != "region_close" and name != "content"
             self._region_characters = len(event["text"]) if kind == "region_chunk" else 0
+            if kind == "region_open" and name not in self._prompted:
+                self._prompted.clear()  # a delimiter includes the spaces at the end of the prompt
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -1,6 +1,7 @@
 """Malformed calls of earlier turns, prefilled answers, and stop strings with tools."""
 
 import re
+import types
 from functools import partial
 from itertools import groupby
 from typing import ClassVar
@@ -159,6 +160,18 @@ def test_stop_strings_ignore_line_ends_after_reasoning(server, says, line_ends):
     says(THOUGHT + "\n" * line_ends + "Done\n\nwell")
     choice = chat(server, stop=["\n\n"], max_tokens=60).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Done", "stop")
+
+
+def test_line_ends_in_the_token_that_ends_reasoning_match_no_stop_string(tokenizer):
+    """Such as `>\\n\\n` of Qwen 2.5, whose tokens of `<think>` are those of other text."""
+    pieces = types.SimpleNamespace(all_special_tokens=[], all_special_ids=[], decode=lambda ids, **_: "".join(ids))
+    config = GenerationConfig(eos_token_id=None, stop_strings=["\n\n"], max_new_tokens=99)
+    output = Output(pieces, config, partial(tokenizer.get_response_parser, prefix=""))
+    stopped = []
+    for piece in ("<think>", "well", "</think", ">\n\n", "yes", ".\n\n"):
+        output.push([ScoredToken(piece)])
+        stopped.append(output.stopped)
+    assert stopped == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("stop", [None, ["never"], ["<end>", "well"]])

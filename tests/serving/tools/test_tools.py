@@ -168,6 +168,16 @@ def test_conversation_is_no_part_of_the_answer(asked, begun):
         assert [(piece.kind, piece.text) for piece in pieces] == wanted
 
 
+@pytest.mark.parametrize("begun", ["", "<think>\n\n</think>\n\n", "so ", "so\n"])
+def test_text_after_a_call_is_complete(begun):
+    """The delimiter of a call includes the spaces at the end of the prompt, as with thinking switched off."""
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3")), chat_tokenizer())
+    prompt = loaded.tokenizer(f"<|im_start|>assistant\n{begun}", return_tensors="pt")["input_ids"]
+    output = ParsedReader(loaded.tokenizer, StopTrimmer(()), response_parser(loaded, prompt, TOOLS))
+    pieces = [*output.begin(), *output.feed(f"{CALLED}Done.{CALLED}", last=True)]
+    assert [piece.text for piece in merged(pieces) if piece.kind == "text"] == ["Done."]
+
+
 BARE = "<function=look>\n<parameter=at>\n1\n</parameter>\n</function>"
 
 
