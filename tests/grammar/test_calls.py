@@ -227,6 +227,9 @@ def test_arguments_are_objects_of_the_parameters_schema(parameters, admitted, re
         ("qwen_3_coder", {"properties": {"a": {}}, "enum": [{"a": "x"}]}, "f: #/enum"),
         ("qwen_3_coder", {"properties": {"a": {"enum": ["x", "y</parameter>"]}}}, "f: #/enum"),
         ("glm_4_7", {"properties": {"a": {"enum": ["x", " y"]}}}, "f: #/enum"),
+        ("qwen_3_coder", {"properties": {"a/b>c": {}}}, "f: #/properties/a~1b>c"),
+        ("glm_4_7", {"properties": {"a": {}}, "required": ["a\nb"]}, "f: #/properties/a\nb"),
+        ("qwen_3_coder", {"properties": {" a": {}}}, "f: #/properties/ a"),
     ],
 )
 def test_unenforceable_parameters_are_refused_by_function_and_keyword(family, parameters, place):

@@ -18,7 +18,7 @@ from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
 from .json_schema import patterns
 from .json_schema.disjoint import Comparison
 from .json_schema.errors import UnenforceableError, Unenforced
-from .json_schema.json_values import Schema, strings, types_named
+from .json_schema.json_values import Schema, escaped, strings, types_named
 from .json_schema.keywords import about, keywords
 from .json_schema.references import References
 
@@ -96,6 +96,8 @@ _READ_AS = {
     "array": r"\[(?s:.*)",
 }
 """For each type a pattern of the unquoted texts that readers take for a value of it, or that begin like one."""
+_READABLE_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+"""The names of arguments that readers find between delimiters."""
 
 
 class FunctionError(ValueError):
@@ -351,7 +353,9 @@ class _Writer:
         types = types_of_arguments(function.schema)
         parts = []
         for name, value in properties.items():
-            if value is not False:
+            if value is not False and not _READABLE_NAME.fullmatch(name):
+                self._lost(function, f"properties/{escaped(name)}")
+            elif value is not False:
                 begin, end = (text.format(name=name) for text in family.parameter)
                 argument = _Argument(function, value, own.get("$defs", {}), types.get(name, ["string"]), end)
                 body = self._value(argument, value)
