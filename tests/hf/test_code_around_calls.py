@@ -4,6 +4,7 @@ that share state with the model. Output equals that of plain `generate`.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import copy
 import importlib
@@ -21,6 +22,7 @@ import peft
 import pytest
 import torch
 from support import tiny
+from support.architectures import model_of, named
 from support.cases import thinned
 from support.side_by_side import SideBySide
 from torch.nn import functional
@@ -33,9 +35,11 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteriaList,
+    TextStreamer,
 )
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import logits_process, stopping_criteria
+from transformers.generation.streamers import BaseStreamer
 
 import token_recycling as tr
 from token_recycling.model.compat import replaced_kernels
@@ -422,6 +426,36 @@ def the_environment(model):
     return {"logits_processor": [processor]}
 
 
+class _Halving(BaseStreamer):
+    def __init__(self, weight):
+        self.weight, self.tokens = weight, 0
+
+    def put(self, value):
+        self.tokens += value.numel()
+        self.halve(self.tokens % 64)
+
+    def end(self):
+        pass
+
+    def halve(self, token):
+        with torch.no_grad():
+            self.weight[token] *= 0.5
+
+
+def a_weight_by_a_streamer(model):
+    return {"streamer": _Halving(model.lm_head.weight)}
+
+
+def a_weight_by_a_text_streamer(model):
+    class Negating(TextStreamer):
+        def on_finalized_text(self, text, stream_end=False):
+            self.weight.data.mul_(-1)
+
+    streamer = Negating(tiny.tokenizer())
+    streamer.weight = model.lm_head.weight
+    return {"streamer": streamer}
+
+
 def a_hook_that_is_removed(model):
     handle = model.model.norm.register_forward_hook(lambda module, inputs, output: output.flip(-1))
 
@@ -455,6 +489,8 @@ SHARED = {
     by_one_object: "_OfOneObject",
     steering_by_token: "memory, a dict",
     a_weight: "reaches the model",
+    a_weight_by_a_streamer: "reaches the model",
+    a_weight_by_a_text_streamer: "reaches the model",
     a_part: "reaches the model",
     a_weight_by_a_class_with_a_library_module: "reaches the model",
     a_weight_by_a_string: "reaches too much",
@@ -514,6 +550,56 @@ def test_processor_that_changes_a_library_falls_back(by_name, monkeypatch):
 
     compare(call, "changes torch.nn.functional")
     assert not torch.equal(call(llama()), greedy(llama()))
+
+
+@pytest.mark.parametrize("write", ["by attribute", "by setattr", "never"])
+def test_processor_that_changes_the_configuration_falls_back(write):
+    class Softening(LogitsProcessor):
+        def __init__(self, config):
+            self.config = config
+
+        def by_attribute(self, value):
+            self.config.final_logit_softcapping = value
+
+        def by_setattr(self, value):
+            setattr(self.config, "final_logit" + "_softcapping", value)
+
+        def __call__(self, ids, scores):
+            (self.by_attribute if write == "by attribute" else self.by_setattr)(0.5 + ids.shape[1] % 5)
+            return scores
+
+    class Reading(LogitsProcessor):
+        def __init__(self, config):
+            self.config = config
+
+        def __call__(self, ids, scores):
+            self.seen = ids.shape[1]
+            return scores[:, : self.config.vocab_size]
+
+    def call(model):
+        processor = (Reading if write == "never" else Softening)(model.config)
+        more = {"return_dict_in_generate": True, "output_logits": True}
+        return model.generate(IDS, logits_processor=[processor], **more, **GREEDY).logits
+
+    reason = None if write == "never" else "may change the model's configuration"
+    SideBySide(lambda: model_of(named("gemma2"))).assert_same(call, reason)
+
+
+def test_streamer_for_an_event_loop_is_accelerated():
+    async def streamed(model):
+        loop, received = asyncio.get_running_loop(), asyncio.Queue()
+
+        class Streamer(BaseStreamer):
+            def put(self, value):
+                loop.call_soon_threadsafe(received.put_nowait, value.tolist())
+
+            def end(self):
+                loop.call_soon_threadsafe(received.put_nowait, None)
+
+        await loop.run_in_executor(None, lambda: model.generate(IDS, streamer=Streamer(), **GREEDY))
+        return [received.get_nowait() for _ in range(received.qsize())]
+
+    compare(lambda model: asyncio.run(streamed(model)), None)
 
 
 def test_processor_that_switches_adapters_falls_back():

@@ -1,16 +1,19 @@
 """Code next to the model: processors, criteria and a streamer, which `generate` calls between forward passes.
 
 `generate` runs one forward pass per token. An accelerated pass covers several tokens, and the cache holds drafts. So a
-call runs through `generate` if such code reaches the model, one of its weights or the caller's cache, or if the model
-runs foreign code, except that of adapters and trainers, with which it could share state. The search follows all objects
-that the code holds and the globals that its functions name; in objects of users' classes, only the attributes that are
-named. Processors of the grammar libraries hold no part of a model and are not searched.
+call runs through `generate` if such code reaches the model, one of its weights or the caller's cache, if it may change
+the model's configuration, or if the model runs foreign code, except that of adapters and trainers, with which it could
+share state. The search follows all objects that the code holds and the globals that its functions name; in objects of
+users' classes, only the attributes that are named. Processors of the grammar libraries hold no part of a model and are
+not searched.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -22,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from ..origin import home_of, is_of, is_own, name_of
@@ -42,10 +45,12 @@ _SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module"})
 """Names by which code finds objects that it does not hold."""
 _EVALUATING = frozenset({"eval", "exec", "__import__"})
 """Builtin functions that find objects by a name in a string."""
-_THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "asyncio.base_events", "_io"})
-"""Modules whose objects lead to all threads, handlers or files of the process."""
+_THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "_asyncio", "_io"})
+"""Modules whose objects lead to all threads, tasks, handlers or files of the process, as event loops do."""
 _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
 """Names by which code reads attributes without naming them."""
+_SETTING = frozenset({"setattr", "__setattr__", "__delattr__", "update"})
+"""Names by which code sets attributes without naming them."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({list, tuple, dict, set, frozenset})
 """Types of containers that hold nothing except their items."""
@@ -69,7 +74,9 @@ def why_not(
     of_model = {
         id(item) for part in parts for item in (part, *vars(part).values()) if type(item) is dict or item is part
     }
+    configs = {id(item) for part in parts for item in vars(part).values() if isinstance(item, PretrainedConfig)}
     for code in beside:
+        configs_reached, functions = list[PretrainedConfig](), list[FunctionType]()
         too_much = f"{name_of(code)} reaches too much to rule out the model"
         written = getattr(getattr(code, "__func__", code), "__code__", type(code))
         if written in _too_large:
@@ -85,6 +92,13 @@ def why_not(
                 _too_large.add(written)
             if count >= _MOST or (isinstance(item, FunctionType) and _searches(item)):
                 return too_much
+            if id(item) in configs:
+                configs_reached.append(item)
+            elif isinstance(item, FunctionType) and not is_own(item.__globals__.get("__name__")):
+                functions.append(item)
+        for config, function in itertools.product(configs_reached, functions):
+            if _may_set(function, config):
+                return f"{name_of(code)} may change the model's configuration between forward passes"
     return None
 
 
@@ -100,7 +114,7 @@ def memory_of(tensors: Iterable[torch.Tensor]) -> set[int]:
 def _reached(code: Any) -> Iterator[Any]:
     """Yield all objects that code can reach, itself included; of users' objects, only the attributes that it names."""
     seen: dict[int, Any] = {}
-    names: set[str] = set()
+    names = _called_on(type(code))
     unread: list[Any] = [code]
     attributes: list[tuple[str, Any]] = []
     while unread:
@@ -120,6 +134,12 @@ def _reached(code: Any) -> Iterator[Any]:
             named = [name in names or name.startswith("__") for name, _ in attributes]
             unread = [value for (_, value), follow in zip(attributes, named, strict=True) if follow]
             attributes = [item for item, follow in zip(attributes, named, strict=True) if not follow]
+
+
+def _called_on(cls: type) -> set[str]:
+    """Return the methods that `generate` calls on a streamer, and those that transformers' base classes define."""
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("transformers.")]
+    return {"put", "end"}.intersection(dir(cls)).union(*map(vars, bases))
 
 
 def _is_read_by_names(item: Any) -> bool:
@@ -169,7 +189,9 @@ def _next_to(item: Any) -> Iterable[Any]:
             return (item.get(),)
         except LookupError:
             return ()
-    if isinstance(item, ModuleType) or (type(item).__module__ in _THREADS and not isinstance(item, threading.local)):
+    if isinstance(item, (ModuleType, asyncio.AbstractEventLoop)) or (
+        type(item).__module__ in _THREADS and not isinstance(item, threading.local)
+    ):
         return ()
     return (*gc.get_referents(item), _own_attributes(item))
 
@@ -203,6 +225,15 @@ def _searches(function: FunctionType) -> bool:
         not is_own(home_of(function))
         and "site-packages" not in code.co_filename
         and bool(_names_in(function) & _SEARCHES or operations_in(code).globals & _EVALUATING)
+    )
+
+
+def _may_set(function: FunctionType, holder: Any) -> bool:
+    """Return whether a function sets an attribute that an object has, or one by a name that its code does not show."""
+    operations = operations_in(function.__code__)
+    by_name = (operations.globals | operations.attributes) & _SETTING
+    return bool(by_name) or any(
+        operation in ("STORE_ATTR", "DELETE_ATTR") and hasattr(holder, name) for operation, name in operations.stores
     )
 
 
