@@ -76,6 +76,17 @@ def test_requested_static_cache_is_replaced_with_a_warning(model, caplog):
     assert "decode in a dynamic one" in caplog.text
 
 
+@pytest.mark.parametrize("case", [named("gpt_neo"), named("falcon", "ALiBi")], ids=str)
+def test_static_cache_of_a_model_that_counts_empty_slots_falls_back(case):
+    """Its windows are those of the last slots of the cache, filled or not, or `generate` fails."""
+
+    def call(model):
+        with contextlib.suppress(RuntimeError):
+            return model.generate(tiny.prompt(0, 5), cache_implementation="static", **GREEDY)
+
+    SideBySide(lambda: model_of(case)).assert_same(call, "counts empty slots")
+
+
 UNBATCHED = (*BORDERS, BLOCKS)
 """Families whose padded batches fall back to transformers."""
 TURNS = [
