@@ -133,6 +133,15 @@ def test_every_axis_of_the_positions_must_count_tokens(axis):
     assert (model.acceleration.fallback is None) == (axis is None)
 
 
+@pytest.mark.parametrize("make", [gemma3, llava])
+def test_several_axes_of_positions_fail_where_the_model_has_one(make):
+    def call(model):
+        with pytest.raises((RuntimeError, ValueError)):
+            model.generate(tiny.prompt(1, 10, PICTURE), position_ids=torch.arange(10).expand(3, 1, 10), **GREEDY)
+
+    SideBySide(lambda: seeded_model(make)).assert_same(call, "position_ids")
+
+
 _text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
 PICTURED = {
     "input_ids": _text,

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     StaticCache,
@@ -240,13 +241,15 @@ class GenerateCall:
         return sorted(others)
 
     def _counts_from_zero(self) -> bool:
-        """Return whether positions are those of the sequence's tokens: (batch, length), or for multimodal models
-        several such tensors.
+        """Return whether positions are those of the sequence's tokens: (batch, length), or for multimodal models that
+        prepare them, several such tensors.
         """
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
+        own, default = type(self.target.model), GenerationMixin._prepare_position_ids_for_generation
         several = self.target.model.config is not self.target.config
+        several &= own._prepare_position_ids_for_generation is not default
         if positions.ndim not in (2, 2 + several) or positions.shape[-1] != self.input_ids.shape[1]:
             return False
         axes = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
