@@ -168,6 +168,7 @@ CHANGES: dict[str, Any] = {
     "a hook": lambda model: model.model.layers[0].register_forward_hook(larger),
     "another dtype": lambda model: model.double(),
     "weights, by their data": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.mul_(0.5),
+    "a column, by its data": lambda model: model.model.layers[0].mlp.down_proj.weight.data[:, 5].add_(20),
     "weights, by numpy": lambda model: model.model.norm.weight.detach().numpy().__imul__(0.5),
 }
 

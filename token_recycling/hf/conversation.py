@@ -25,7 +25,6 @@ from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.facts import times_written
 from ..model.info import UnsupportedModelError
-from ..model.inspection import some_numbers
 from ..model.prefill import checked_prompt
 from ..model.prefixes import own_prefixes
 from ..model.prepacking import prepack as prepack_weights
@@ -35,6 +34,8 @@ from .acceleration import view
 
 _MOST_TOKENS = 256
 """Maximum tokens of an answer by default."""
+_MOST_ROWS = 1_000_000
+"""Rows of a tensor of which all are compared: quantized weights may have one row per byte."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,13 @@ class Conversation:
 
 
 def _content(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """Return how often a tensor was written to, and some of its numbers, since torch does not count all writes."""
+    """Return how often a tensor was written to, and one number of every row and column: torch does not count all
+    writes, which usually change whole rows or columns, as of a token or a neuron.
+    """
     numbers = b""
     with contextlib.suppress(Exception):  # tensors of other libraries, and meta tensors, can fail in any way
-        numbers = some_numbers(tensor)
+        values = torch.atleast_2d(tensor.detach()).flatten(0, -2)
+        rows, columns = values.shape
+        some = torch.cat([values[:: 1 + rows // _MOST_ROWS, columns // 2], values[rows // 2]])
+        numbers = some.to("cpu", torch.float32).numpy().tobytes()
     return times_written(tensor), numbers
