@@ -313,11 +313,33 @@ def _parsed_call(value: Any) -> tuple[str, str]:
     called = value["function"]
     name, arguments = called["name"], called["arguments"]
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
+        arguments = _object_in(arguments or "{}")
     if not (isinstance(name, str) and isinstance(arguments, dict)):
         raise TypeError(called)
     name.encode()  # raises ValueError for lone surrogates; in arguments they stay escaped, as the model wrote them
     return name, json.dumps(arguments, ensure_ascii=False).encode(errors="backslashreplace").decode()
+
+
+def _object_in(text: str) -> Any:
+    """Return the value of arguments in text: JSON, or Gemma's form with any names, such as `{page-size:1}`, of which
+    transformers' parser reads only words; raise ValueError.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(_UNQUOTED.sub(_quoted, text))
+
+
+_UNQUOTED = re.compile(
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<name>[^\s"<{\[\]},:][^"<{\[\]},:\n]*):',
+    re.DOTALL,
+)
+
+
+def _quoted(match: re.Match[str]) -> str:
+    if match["name"] is not None:
+        return f"{json.dumps(match['name'].rstrip())}:"
+    return match[0] if match["text"] is None else json.dumps(match["text"])
 
 
 _UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)

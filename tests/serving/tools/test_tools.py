@@ -153,6 +153,18 @@ def test_calls_of_model_families_are_parsed(family, name):
     assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
 
 
+@pytest.mark.parametrize("name", ["page-size", "user.id", "$filter", "@type", "a b", "a/b", "größe", "x_1"])
+def test_arguments_of_gemma_have_any_name(name):
+    tokenizer = tiny.tokenizer()
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="gemma4")), tokenizer)
+    new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), TOOLS)
+    output = ParsedReader(tokenizer, StopTrimmer(()), new_parser)
+    text = 'say "a", {b-c:1}\n'
+    written = f'<|tool_call>call:look{{{name}:[1,{{Content-Type:<|"|>{text}<|"|>}}],at:<|"|><|"|>, {name}2:null}}'
+    (call,) = Delta(output.feed(f"{written}<tool_call|>")).calls
+    assert json.loads(call.text) == {name: [1, {"Content-Type": text}], "at": "", f"{name}2": None}
+
+
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("asked", ["a", "<think>", "<tool_call>", CALLED])
 def test_conversation_is_no_part_of_the_answer(asked, begun):
