@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import jsonschema
 import psutil
@@ -81,8 +82,8 @@ def test_refused_requests_leak_no_memory(server):
 
 def test_unenforced_keywords_are_listed_in_a_header(server, caplog):
     schema = {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "integer"}}
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    for stream in (False, True):
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for form, stream in product((named, {"type": "json_object", "schema": schema}), (False, True)):
         body = {"prompt": "a", "response_format": form, "max_tokens": 20, "stream": stream}
         answer = server.post("/v1/completions", body)
         assert answer.headers["x-unenforced-keywords"] == "#/uniqueItems"

@@ -235,3 +235,8 @@ def test_unusable_matrix_settings_are_refused(loaded_model, tmp_path):
 )
 def test_default_isolation(host, with_keys, isolation):
     assert Settings(host=host, keys=keys("a") if with_keys else ()).isolation is isolation
+
+
+def test_per_key_isolation_needs_a_key_of_a_user():
+    with pytest.raises(ValueError, match="needs an API key"):
+        Settings(keys=keys("metrics"), isolation="per-key")

@@ -45,6 +45,14 @@ def test_stop_string_ends_every_kind_of_answer(server, unstopped, stop):
     assert answer["output"][0]["content"][0]["text"] == text[: text.index(text[9:12])]
 
 
+def test_echo_leaves_the_log_probabilities_of_a_stopped_answer(server, stop):
+    alone, echoed = (
+        completion(server, **GREEDY, stop=stop, logprobs=0, echo=echo).choices[0].logprobs for echo in (False, True)
+    )
+    assert alone.tokens == echoed.tokens[-len(alone.tokens) :]
+    assert [place + len(PROMPT) for place in alone.text_offset] == echoed.text_offset[-len(alone.tokens) :]
+
+
 def test_output_ends_with_the_token_that_completes_the_stop_string(server, unstopped, tokenizer):
     """Stop strings of several tokens; every second one has a doubled character."""
     text, tokens, _ = unstopped
