@@ -251,13 +251,14 @@ _MARKED: dict[str, Any] = {
     "transform": {"type": "function", "function": "{content}"},
 }
 _JSON_CALLS = _template(*_QWEN, **_MARKED)
+# One line end on each side is not part of the value; other whitespace, such as the indentation of code, is.
+_PARAMETER = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?{end}"
 _XML_CALLS = _template(
     *_QWEN,
     open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
     close_pattern=r"</function>\s*</tool_call>",
     content="xml-inline",
-    # One line end on each side is not part of the value; other whitespace, such as the indentation of code, is.
-    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    content_args={"tag_pattern": _PARAMETER.format(end="</parameter>")},
     transform=_NAMED,
 )
 _GEMMA = _template(
@@ -322,12 +323,18 @@ def response_parser(
 
 
 def _with_bare_calls(calls: dict[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the format of XML calls, in which a call of one of the tools may lack its first delimiter: Qwen3-Coder
-    often leaves it out after a text (QwenLM/Qwen3-Coder#475).
+    """Return the format of XML calls, in which a call of one of the tools may lack its first delimiter, and an argument
+    the delimiter before the next one: Qwen3-Coder often leaves them out (QwenLM/Qwen3-Coder#475, ollama/ollama#17914).
     """
     names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+    arguments = {name for tool in tools for name in tool["function"]["parameters"]["properties"]}
     bare = rf"<function=(?=(?:{names})>\s*(?:<parameter=|</function>))"
-    return {**calls, "open_pattern": rf"\s*(?:<tool_call>\s*<function=|{bare})(?P<name>[^>\n]+)>"}
+    begun = rf"(?=\n<parameter=(?:{'|'.join(map(re.escape, sorted(arguments)))})>)" if arguments else "(?!)"
+    return {
+        **calls,
+        "open_pattern": rf"\s*(?:<tool_call>\s*<function=|{bare})(?P<name>[^>\n]+)>",
+        "content_args": {"tag_pattern": _PARAMETER.format(end=f"(?:</parameter>|{begun})")},
+    }
 
 
 def _has_start(template: dict[str, Any], prompt: str) -> bool:

@@ -218,6 +218,22 @@ def test_xml_call_of_a_tool_may_lack_its_first_delimiter(said, text, calls, piec
         assert (shown.of("text"), len(shown.calls)) == wanted
 
 
+@pytest.mark.parametrize("constrained", [True, False])
+def test_argument_may_lack_the_delimiter_before_the_next_one(constrained):
+    """Only before an argument of a tool; within a grammar, all have delimiters."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "<function="
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3_5")), tokenizer)
+    parameters = {"type": "object", "properties": {"at": {"type": "string"}, "n": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), tools, constrained=constrained)
+    output = ParsedReader(tokenizer, StopTrimmer(()), new_parser)
+    first, second = "a\n<parameter=b>\n c\n", "<parameter=n>\n2"
+    (call,) = Delta(output.feed(f"{_unquoted(first + second)}<|im_end|>")).calls
+    wanted = {"at": first + second} if constrained else {"at": first.removesuffix("\n"), "n": 2}
+    assert json.loads(call.text) == wanted
+
+
 @pytest.mark.parametrize("said", ["", "<think>well</think>"])
 def test_text_about_delimiters_of_reasoning_is_text(said):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3")), chat_tokenizer())
