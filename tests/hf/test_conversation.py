@@ -181,6 +181,18 @@ def test_changed_model_reads_earlier_turns_again(chat, change):
     assert_read_again(chat)
 
 
+def test_model_changed_by_a_processor_reads_earlier_turns_again(chat):
+    weight = chat.model.model.layers[0].self_attn.k_proj.weight
+
+    def change(ids, scores):
+        weight.data.mul_(0.9)
+        return scores
+
+    chat.say(SAID[0])
+    chat.say(SAID[0], logits_processor=[change])
+    assert_read_again(chat)
+
+
 def test_replaced_function_of_the_family_reads_earlier_turns_again(chat, monkeypatch):
     chat.say(SAID[0])
     rotate = modeling_llama.apply_rotary_pos_emb

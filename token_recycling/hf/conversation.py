@@ -134,6 +134,8 @@ class Conversation:
             raise
         finally:
             self._read_by = self._state()
+            if self.acceleration.fallback is not None:  # as with code that may have changed the model during the turn
+                self._forget_prefixes()
         return self._keep(question, call_arguments, recorder.tokens)
 
     def _keep(self, question: dict[str, str], call_arguments: dict[str, Any], tokens: list[int]) -> str:
