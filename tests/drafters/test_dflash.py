@@ -96,6 +96,7 @@ def test_auto_drafts_the_number_of_nodes_that_pays(counting, monkeypatch):
     [
         (lambda model, folder: assistants.dflash(model, hidden_size=16), "16"),
         (lambda model, folder: assistants.dflash(model, target_layer_ids=[0, 7]), "7"),
+        (lambda model, folder: assistants.dflash(model, target_layer_ids=[0, model.config.num_hidden_layers]), "layer"),
         (lambda model, folder: assistants.dflash(model, mask_token_id=64), "64"),
         (lambda model, folder: tiny.llama(), r"'llama' .*block_size, mask_token_id, target_layer_ids"),
         (lambda model, folder: str(folder / "missing"), "/missing"),

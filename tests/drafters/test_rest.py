@@ -72,6 +72,8 @@ def test_each_target_is_checked_against_its_own_tokenizer(counting, loaded, tmp_
     with pytest.raises(DatastoreError, match="got 0123456789abcdef"):
         runs.begun(other, [1], Target(loaded.model))
     assert "not checked" not in runs.begun(own, [1], Target(loaded.model)).describe()
+    build([[1, 15]], tmp_path / "as_large")
+    assert runs.begun(Rest(tmp_path / "as_large"), [1], Target(counting))
     build([[1, 16]], tmp_path / "larger")
     with pytest.raises(DatastoreError, match="got 16"):
         next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "larger")))

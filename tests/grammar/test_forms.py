@@ -112,6 +112,7 @@ GRAMMARS = [
     ('root ::= "(" root ")" | x\nx ::= [a-z]* "q"', ["(q)", "((aqq))"], ["()", "(q"]),
     ('root ::= "\\u00e9" [^"\\\\] "/" # a comment\n', ["éx/"], ['é"/']),
     ("root ::= [^a-z]{2,3}\n", ["ABC", "AB"], ["A", "ABa"]),
+    ('root ::= "\\f\\v\\b" [\\v]', ["\f\v\b\v"], ["fvbv", "\f\v\bv"]),
     ('root ::= "ab"* ("abc" | "b")?', ["ababc", ""], ["a"]),
     ('root ::=\n  a-b |\n  "z"\na-b ::= "x"', ["x", "z"], ["a-b"]),
     ('root ::= expr\nexpr ::= term ("+" term)*\nterm ::= [0-9]+ | "(" expr ")"', ["1+(2+3)"], ["1+", "(1"]),

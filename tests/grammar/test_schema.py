@@ -90,6 +90,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"not": {"pattern": "^[ab]*$"}}, {"if": {"pattern": "^a|b$"}, "then": {"maxLength": 1}},
     {"properties": {"a": {"$recursiveRef": "#"}, "b": {"type": "string"}}, "type": "object"},
     {"prefixItems": [{}, {}, {}], "items": False, "minItems": 1, "maxItems": 2}, {"format": "hostname", "maxLength": 3},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1, "exclusiveMinimum": True},
     {"uniqueItems": False}, {"uniqueItems": True, "maxItems": 1}, {"unevaluatedItems": False, "prefixItems": [True]},
     {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, {"required": ["a"]},
     {"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"a": False}},

@@ -191,6 +191,13 @@ def test_stream_rejects_invalid_arguments(model, arguments, error, value):
         tr.stream(model, **{"input_ids": IDS, **arguments})
 
 
+def test_stream_rejects_the_first_id_beyond_the_vocabulary(model):
+    vocabulary = model.config.vocab_size
+    assert next(tr.stream(model, torch.tensor([vocabulary - 1]))).tokens
+    with pytest.raises(ValueError, match=f"from 0 to {vocabulary - 1}, got"):
+        tr.stream(model, torch.tensor([vocabulary]))
+
+
 def test_stream_rejects_a_cache_of_two_sequences(model):
     cache = DynamicCache()
     model(IDS[:, :-1].expand(2, -1), past_key_values=cache)

@@ -81,3 +81,11 @@ def test_prediction_as_text_equals_that_of_its_token_ids(arguments):
 def test_unusable_prediction_is_rejected(model, arguments, given, message):
     with pytest.raises(ValueError, match=message):
         generate(model, **arguments, **given)
+
+
+def test_prediction_may_have_every_token_of_the_vocabulary(model, arguments):
+    vocabulary = model.config.vocab_size
+    generate(model, **arguments, prediction=[vocabulary - 1])
+    for more in ({"prediction": [vocabulary]}, {"prediction": [-1]}):
+        with pytest.raises(ValueError, match="ids of a prediction must"):
+            generate(model, **arguments, **more)
