@@ -1,5 +1,6 @@
 """Outputs constrained by a grammar equal those of `generate` with the same processor, in fewer steps."""
 
+import copy
 import gc
 import random
 import weakref
@@ -157,6 +158,22 @@ def test_forced_string_has_a_limited_length(form, expected):
     assert adapters.state_of([processor], PROMPT).forced == expected
     ours = adapters.state_of([tr.constrain(tokenizer, grammar=form)], PROMPT).forced
     assert ours[:100] == expected[:100]
+
+
+def test_sequences_of_a_batch_keep_their_own_grammars(model):
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    vocabulary = [chr(97 + token % 26) * (1 + token // 26) for token in range(63)] + ["</s>"]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[63]))
+    forms = [compiler.compile_grammar(f'root ::= "{text}"{{9}}') for text in ("ab", "xyz")]
+    asked = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(PROMPT).expand(2, -1)}
+    wanted, ours = (
+        decoding.generate(PROMPT.expand(2, -1), logits_processor=[LogitsProcessor(forms)], **asked)
+        for decoding in (model, tr.accelerate(copy.deepcopy(model)))
+    )
+    assert torch.equal(wanted, ours)
+    assert not torch.equal(ours[0], ours[1])
 
 
 def test_constrain_does_not_keep_a_tokenizer_alive():

@@ -430,6 +430,9 @@ def test_schema_that_is_not_strict_is_enforced_as_far_as_possible():
     grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
     places = {lost.place for lost in grammar.unenforced}
     assert places == {"#/uniqueItems", "#/items/oneOf", "#/items/oneOf/1/pattern"}
+    many = {"type": "array", "uniqueItems": True, "items": {"enum": [*range(30)]}, "minItems": 3, "maxItems": 3}
+    lost = compiled(TOKENIZER, "json_schema", many, strict=False).unenforced
+    assert [each.place for each in lost] == ["#/uniqueItems"]
     assert admits(grammar, "[1, 1]")
     assert not admits(grammar, "[1, 1, 1]")
 

@@ -497,3 +497,16 @@ def test_layers_with_different_numbers_of_tokens_fall_back(family, change):
         "of the cache hold different" in model.acceleration.fallback
         or "same layer object" in model.acceleration.fallback
     )
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_cache_of_all_tokens_has_the_outcome_of_generate(model, more):
+    outcomes = []
+    for decoding in (model, tr.accelerate(copy.deepcopy(model))):
+        held = DynamicCache()
+        decoding(torch.arange(2, 9 + more)[None], past_key_values=held)
+        try:
+            outcomes.append(decoding.generate(torch.arange(2, 9)[None], past_key_values=held, **GREEDY).tolist())
+        except (IndexError, RuntimeError, ValueError) as error:
+            outcomes.append(repr(error))
+    assert outcomes[0] == outcomes[1]
