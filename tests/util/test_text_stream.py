@@ -34,6 +34,17 @@ def test_spaces_between_words_are_streamed(steps):
     )
 
 
+def test_text_after_tokens_that_are_not_shown_begins_without_a_space():
+    """As special tokens, which decode to nothing."""
+
+    class Tokenizer(WordTokenizer):
+        def decode(self, token_ids, **options):
+            return super().decode([token for token in token_ids if token < len(WORDS)])
+
+    starts = [IncrementalText(Tokenizer(), before).at_start for before in ([], [9], [9, 9], [1], [9, 1])]
+    assert starts == [True, True, True, False, False]
+
+
 @given(st.text("aé日🙂", max_size=6), st.lists(st.integers(1, 3), max_size=8))
 def test_no_character_is_streamed_before_its_last_byte(text, sizes):
     shown, rest = IncrementalText(ByteTokenizer()), list(text.encode())
