@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain as chained
 from itertools import zip_longest
@@ -96,3 +98,14 @@ def test_concurrent_fast_calls_wait_for_each_other(model):
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(tr.generate, model, ids, max_new_tokens=NEW, do_sample=False, fast=True) for _ in range(8)]
         assert all(torch.equal(call.result(60), wanted) for call in calls)
+
+
+def test_suspended_stream_leaves_dynamic_frequencies_as_they_were():
+    """Those of a longer prompt would stay: a prompt beyond the original length never makes them shorter."""
+    model = tiny.llama(max_position_embeddings=32, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    ids, asked = torch.arange(2, 47)[None], {"max_new_tokens": 3, "do_sample": False, "output_logits": True}
+    fresh = copy.deepcopy(model).generate(ids, return_dict_in_generate=True, **asked)
+    with contextlib.closing(tr.stream(model, torch.arange(1, 61), max_new_tokens=20)) as steps:
+        next(steps)
+        meanwhile = model.generate(ids, return_dict_in_generate=True, **asked)
+    assert torch.equal(torch.stack(meanwhile.logits), torch.stack(fresh.logits))
