@@ -358,6 +358,7 @@ def test_length_can_be_limited_by_other_arguments(chat):
         {"max_new_tokens": None, "max_length": length + 5},
         {"max_length": length + 5},
         {"generation_config": of_config},
+        {"generation_config": GenerationConfig(max_length=length + 5, do_sample=False)},
     ):
         chat.reset()
         chat.arguments = {"do_sample": False}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.chat_templates import readable
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
@@ -35,7 +35,7 @@ from .acceleration import view
 _MOST_TOKENS = 256
 """Maximum tokens of an answer by default."""
 _MOST_ROWS = 1_000_000
-"""Rows of a tensor of which all are compared: quantized weights may have one row per byte."""
+"""Maximum compared rows of a tensor. Quantized weights may have one row per byte: they are sampled."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Conversation:
         """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
         `arguments` apply to this turn only. An answer ends at the model's context length, unless `max_length` is given
         or `max_new_tokens` is None, or with KeyboardInterrupt, which is raised again; after any other error the
-        conversation is unchanged.
-        Raises ValueError if the context is full, if the template rejects the conversation, or for several answers.
+        conversation is unchanged. Raises ValueError if the context is full, if the template rejects the conversation,
+        or for several answers.
         """
         if self._read_by != self._state():
             self._forget_prefixes()
@@ -160,8 +160,11 @@ class Conversation:
         """Return the arguments of `model.generate` for a prompt; new tokens are limited by the model's context."""
         call_arguments = {**self.arguments, **arguments}
         if not call_arguments.keys() & {"max_new_tokens", "max_length"}:
-            limit = getattr(call_arguments.get("generation_config"), "max_new_tokens", None)
-            call_arguments["max_new_tokens"] = _MOST_TOKENS if limit is None else limit
+            config = call_arguments.get("generation_config") or GenerationConfig()
+            if config.max_new_tokens is not None:
+                call_arguments["max_new_tokens"] = config.max_new_tokens
+            elif config.max_length in (None, GenerationConfig().max_length):
+                call_arguments["max_new_tokens"] = _MOST_TOKENS
         context = self._target.max_length
         if context is not None:
             if len(ids) >= context:
