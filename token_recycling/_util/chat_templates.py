@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def per_template(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Keep the result of a function of a tokenizer while the tokenizer lives and its chat template is the same."""
+    """Cache the results of a function of a tokenizer: one per tokenizer, until its chat template changes."""
     results = PerObject[T]()
 
     @wraps(function)
-    def kept(tokenizer: Any) -> T:
+    def cached(tokenizer: Any) -> T:
         return results.get(tokenizer, str(tokenizer.chat_template), lambda: function(tokenizer))
 
-    return kept
+    return cached
 
 
 def readable(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

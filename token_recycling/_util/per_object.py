@@ -1,4 +1,4 @@
-"""Values that belong to objects of others, such as a model or a tokenizer, and last as long as these."""
+"""Values cached per object, such as a model or a tokenizer, for the lifetime of the object."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class PerObject(Generic[T]):
-    """One value per object, made again once the object's state has changed. Thread-safe; copies and pickles are empty.
-    A value must not hold its object.
+    """One value per object, made again if the object's state has changed. Thread-safe; copies and pickles are empty.
+    A value must not reference its object, which would then never be freed.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class PerObject(Generic[T]):
         return type(self), ()
 
     def get(self, item: Any, state: Any, make: Callable[[], T]) -> T:
-        """Return the value of an object in this state; create it by `make()` unless the last one was for this state."""
+        """Return the value of an object in this state; create it by `make()` if none is cached for this state."""
         with self._making:
             known = self._values.get(item)
             if known is None or known[0] != state:

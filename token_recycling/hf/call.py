@@ -227,7 +227,7 @@ class GenerateCall:
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
         if nothing := {name for name, value in self.model_kwargs.items() if value is None} - {"attention_mask"}:
             parameters = inspect.signature(model.forward).parameters
-            # Without the input, the pass would use another default.
+            # Our forward passes omit the input, so its default applies, which is not None.
             others |= {name for name in nothing & parameters.keys() if parameters[name].default is not None}
         kept = self.model_kwargs.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept >= 0):
@@ -376,8 +376,8 @@ def _leave(cache: TreeCache, call: GenerateCall, requests: list[Request], stoppi
 
 
 def _output(call: GenerateCall, requests: list[Request]) -> GenerateDecoderOnlyOutput | torch.Tensor:
-    """Return what `generate` returns for a call that was decoded. An output that is no tensor has the statistics of the
-    run as an attribute `stats`, which is no field, so that callers can unpack it as usual.
+    """Return what `generate` returns for a decoded call. An output object has the statistics of the run as an attribute
+    `stats`, not as a field, so that `keys()` and `to_tuple()` are as usual.
     """
     ids, padding = [request.sequence.padded[0] for request in requests], call.padding_token if len(requests) > 1 else 0
     stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)

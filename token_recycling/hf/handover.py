@@ -65,7 +65,7 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
         return f"a static cache is unsupported for {info.name}, which has recurrent states; use a dynamic one"
     counts_slots = EXCEPTIONS.get(info.family, Needs()).slots or (info.key_bias is not None and info.key_bias.in_mask)
     if counts_slots and type(cache) is StaticCache:
-        return f"a static cache is unsupported for {info.name}, which counts empty slots, too; use a dynamic one"
+        return f"a static cache is unsupported for {info.name}, which counts empty slots as tokens; use a dynamic one"
     if info.recurrent and cached and batch > 1:
         return f"a batch with {info.name} needs an empty cache, got one of {cached} tokens"
     if reason := info.why_not_read_on(cached, length):
@@ -92,7 +92,7 @@ def _keys_of(layer: Any) -> torch.Tensor | None:
 
 def _why_not_windows(cache: Cache, most: int, info: ModelInfo) -> str | None:
     """Return why a cache that drops tokens, such as one made for another model, lacks some that this model needs."""
-    for layer, (_, window, _) in zip(cache.layers, info.cache_layout, strict=False):  # one may have fewer layers
+    for layer, (_, window, _) in zip(cache.layers, info.cache_layout, strict=False):  # either may have fewer layers
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         kept = layer.max_cache_len if sliding else window_of(layer)
         if 0 < kept < min(most, window or most):

@@ -68,7 +68,7 @@ def warm(
 ) -> Warmed:
     """Let the model generate for `minutes`, at least one batch, teach the drafter, and save the result in the file
     `output`; by default where the option `warmed=true` finds it. `history`: also keep the sequences in the history of
-    outputs. After a first batch KeyboardInterrupt ends the generation: the result is saved. Raises ValueError.
+    outputs. KeyboardInterrupt after the first batch ends the generation, and the result is saved. Raises ValueError.
     """
     if not minutes > 0:
         raise ValueError(f"minutes must be > 0, got {minutes}")

@@ -156,7 +156,7 @@ class TokenSequence:
 
 
 def pads_ended(criteria: StoppingCriteriaList) -> bool:
-    """Return whether `generate` pads ended sequences; else all continue until all have ended."""
+    """Return whether `generate` pads ended sequences; otherwise they continue until all have ended."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 

@@ -155,7 +155,7 @@ PRIVATE = {
     "torch.Tensor._version": "how often weights were written to",
     "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, otherwise used only in compiled graphs",
     "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
-    "torch._C._nn": "names of operations, whatever a library has put in their place",
+    "torch._C._nn": "names of operations, including those that a library has replaced",
     "torch.library._impls": "replaced torch kernels, which no module shows",
     "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
@@ -209,7 +209,7 @@ def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
 
 
 OPERATIONS = frozenset(name for name in dir(torch._C._nn) if not name.startswith("_"))
-"""Names of operations of `torch.nn.functional`, also of those that a library has replaced there."""
+"""Names of operations of `torch.nn.functional`, including those that a library has replaced there."""
 
 version = attrgetter("_version")
 """Return how many operations have written to a tensor; raises RuntimeError for an inference tensor."""

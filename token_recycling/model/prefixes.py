@@ -80,7 +80,7 @@ class PrefixCache:
         self.nbytes = 0
         """Bytes in use."""
         self.roots: dict[Prefixes, _Segment] = {}
-        """By part, the empty segment above all of its segments; only parts that have some."""
+        """By part, the empty segment above all of its segments; only of parts with segments."""
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
         """All segments, least recently used first, and each before the one above it: the first is a leaf."""
         self.lock = Lock()
@@ -106,14 +106,14 @@ class PrefixCache:
             return sum(len(segment.tokens) for segment in self._by_use)
 
     def use(self, path: list[_Segment]) -> None:
-        """Mark segments, given from the top down, as most recently used."""
+        """Mark segments, given from the top down, as most recently used. The caller holds `lock`."""
         for segment in reversed(path):
             self._by_use[segment] = None
             self._by_use.move_to_end(segment)
 
     def make_room(self, needed: int, path: list[_Segment]) -> bool:
         """Evict the least recently used segments until `needed` bytes fit next to `path`, which was used just now.
-        Return False, and evict nothing, if they cannot fit.
+        Return False, and evict nothing, if they cannot fit. The caller holds `lock`.
         """
         if needed + sum(segment.nbytes for segment in path) > self.limit:
             return False

@@ -75,7 +75,7 @@ class _Layer:
         self.least = 1
         """Rows from which the packed product is used."""
 
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # under the name by which layers may be called
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # callers may pass `input` by name
         if (
             torch.compiler.is_dynamo_compiling()
             or _used.get() is not self._owner
@@ -110,12 +110,12 @@ class _Layer:
 
 
 def _own_product(module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """Return the result of a layer's class, which may have been replaced since the layer was packed."""
+    """Return the product by the `forward` of the layer's class, which may have changed since the layer was packed."""
     return type(module).forward(module, input)
 
 
 def is_packed(function: Any) -> bool:
-    """Return whether a function takes the place of a linear layer's own, and gives the same results."""
+    """Return whether a function is the packed product that replaces a linear layer's `forward`."""
     return isinstance(function, _Layer)
 
 

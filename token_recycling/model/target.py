@@ -197,7 +197,7 @@ class Target:
 
     def forward(self, inputs: PassInputs, cache: TreeCache, last: int = 0) -> torch.Tensor:
         """Return logits (batch, n, vocabulary) after each of the n nodes of `inputs`, on the model's input device, and
-        append their slots to the cache; with `last`, after only so many last nodes.
+        append their slots to the cache. With `last`, return only the logits of the last `last` nodes.
         """
         info, mask, windowed = self.info, inputs.mask, cache.windowed
         if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):

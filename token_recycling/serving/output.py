@@ -343,7 +343,7 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 _UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
-"""Errors of a parser, and of this module, about text that is not a call."""
+"""Errors that a parser or this module raises for text that is not a call."""
 _NAME = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*"'
 _CALL_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"arguments"\s*:\s*(?=\{{)')
 _MAX_HEAD = 4096
@@ -413,7 +413,7 @@ class CallReader:
 
 
 class TextStart:
-    """Skips the line ends between reasoning and text: templates write up to two."""
+    """Skips the line ends between reasoning and text, of which templates write up to two."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -448,7 +448,7 @@ class ParsedReader:
         self._blanks: str | None = None
         """Whitespace since the last call, shown only before other text; None before any call and after other text."""
         self._shown_start, self._written_start = TextStart(), TextStart()
-        """Of the shown text and of the raw text, after reasoning."""
+        """Starts after reasoning: of the shown text, and of the raw text for stop strings."""
         self._characters = 0
         self._prompted: dict[str, int] = {}
         """Number of characters per field that belong to the prompt."""
@@ -522,7 +522,7 @@ class ParsedReader:
             self._inside = kind != "region_close" and name != "content"
             self._region_characters = len(event["text"]) if kind == "region_chunk" else 0
             if kind == "region_open" and name not in self._prompted:
-                self._prompted.clear()  # a delimiter includes the spaces at the end of the prompt
+                self._prompted.clear()  # the delimiter contains the spaces at the end of the prompt
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -134,8 +134,9 @@ def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
 
 
 def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
-    """Yield a conversation. If arguments of a call are not a JSON object, then yield it with their text wrapped in an
-    object, for templates that accept only objects.
+    """Yield a conversation with the roles, reasoning fields and call ids that the template reads. If arguments of a
+    call are not a JSON object, then yield it with their text wrapped in an object, for templates that accept only
+    objects.
     """
     conversation, template = [template_message(message) for message in messages], str(tokenizer.chat_template)
     if not re.search(r"\bdeveloper\b", template):
@@ -158,7 +159,7 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 
 
 def _name_ids(conversation: list[dict[str, Any]]) -> None:
-    """Change the ids of calls to `functions.NAME:NUMBER`, which Kimi's models write."""
+    """Change the ids of calls to `functions.NAME:NUMBER`, as Kimi's models write them."""
     ids, numbers = dict[str | None, str](), itertools.count()
     for message in conversation:
         for call in message.get("tool_calls") or ():
@@ -236,8 +237,8 @@ def _template(anchor: Any, thought: dict[str, str], end: dict[str, Any], **calls
 
 
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# Reasoning only begins an answer; later, <think> is text. Whitespace between two delimiters is not text: it would
-# replace the text before.
+# Reasoning stands only at the start of an answer; a later <think> is text. Whitespace between two delimiters is not
+# text: it would replace the text before.
 _QWEN: Any = (
     "<|im_start|>assistant\n",
     {"open_pattern": rf"\A\s*{_THINK}", "close": "</think>"},

@@ -58,7 +58,7 @@ def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
     named = config.architectures or [support.name]
     if support.name in named:
         return support
-    note = f"config.json names {named[0]}: if it is a draft head, check its target model, and use it as a drafter"
+    note = f"config.json names {named[0]}, not {support.name}: if this is a draft head, check its target model instead"
     return dataclasses.replace(support, notes=(*support.notes, note))
 
 

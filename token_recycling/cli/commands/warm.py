@@ -22,7 +22,7 @@ def warm(
     seed: Annotated[int, typer.Option(help="Random seed of the outputs.", callback=checked_seed)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Let the model generate text without a prompt, and save what a drafter learns from it. Ctrl-C ends and saves."""
+    """Let the model generate text without a prompt, and save what a drafter learns from it. Ctrl-C stops and saves."""
     if not minutes > 0:
         raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():

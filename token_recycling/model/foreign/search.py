@@ -53,7 +53,7 @@ _QUANTIZERS = frozenset(
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions that choose a token, which no trial compares."""
 _DROPOUT = ("dropout", "pdrop", "drop_prob", "layerdrop", "drop_path", "jitter", "noise")
-"""Substrings in the names of numeric attributes that make a forward pass in training mode random, as of NEFTune."""
+"""Substrings in the names of numeric attributes that make forward passes in training mode random; noise: NEFTune."""
 _LIBRARIES_OF_MODELS = frozenset({"transformers", "accelerate", "token_recycling"})
 """Libraries that set functions on modules themselves; these functions compute each row by itself."""
 _NEVER_OF_FAMILIES = ("torch.ao.quantization.", "torch.ao.nn.qat.")
@@ -356,7 +356,7 @@ def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]
         if not module.training:
             continue
         numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float)) and value > 0}
-        for part in (module, *module.children()):  # attention reads the share of a part, whatever the part's mode is
+        for part in (module, *module.children()):  # attention may use the `p` of its dropout, even in eval mode
             if "Dropout" in type(part).__name__ and (getattr(part, "p", None) or 0) > 0:
                 yield f"a {type(part).__name__} of {part.p} in {path or type(module).__name__}"
         if module in put_there and _varies(module):

@@ -117,7 +117,7 @@ def _tried(
     facts = target.facts
     results: dict[Hashable, T] = facts.get("trials", dict, of="form")
     training = tuple(part.training for part in parts_of(target.model))
-    packed = target.prepacked and tuple(layer.least for layer in target.prepacked.layers)  # they bypass functions
+    packed = target.prepacked and tuple(layer.least for layer in target.prepacked.layers)  # bypass replaced functions
     form = what, target.dtype, training, packed, _form(target, foreign, searched)
     if form not in results:
         with facts.lock:  # one thread runs the trial; others that use the model wait
@@ -135,6 +135,7 @@ def values_of(target: Target, foreign: Sequence[Foreign]) -> Hashable:
 
 
 def _form(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable]) -> Hashable:
+    """Return `form_of` the code, with the gists that are cached for the model."""
     gists: Gists = target.facts.get("gists of tensors", dict, of="form")
     return form_of(foreign, searched, gists)
 

@@ -79,7 +79,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
     loaded, tools = engine.loaded, body.shown_tools
     ids, prompted = await prompt_of(engine, body)
     constraint, parser = parts_constraint(loaded, body, ids, prompted), None
-    if constraint is not None or body.constraint is None:  # otherwise a text may contain delimiters, in a JSON string
+    if constraint is not None or body.constraint is None:  # else delimiters are text, such as in a JSON string
         parser = response_parser(loaded, ids, tools, prompted and tools is not None, constraint is not None)
     return await generation_of(
         engine,

@@ -319,7 +319,7 @@ def _input_of(arguments: str) -> dict[str, Any]:
     """
     try:
         value: dict[str, Any] = from_json(arguments or "{}", allow_partial=True)
-        json.dumps(value, allow_nan=False)  # the response cannot contain NaN, nor infinity, as which 1e999 is read
+        json.dumps(value, allow_nan=False)  # a response can contain neither NaN nor infinity (1e999)
         return value
     except ValueError:
         return {"INVALID_JSON": arguments}
