@@ -39,8 +39,8 @@ from .call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
 
-_BY_PYTHON: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
-"""Functions that make the copy of an object whose class does not define how."""
+_DEFAULT_RECONSTRUCTORS: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
+"""Functions that copy or unpickle an object whose class does not define `__reduce__` itself."""
 
 
 @dataclass
@@ -143,10 +143,10 @@ class _Accelerated(PreTrainedModel):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a model of the plain class, not accelerated: for `from_pretrained` of this class, and calls of it.
-        Code that copies a model by hand makes an empty one, by `cls.__new__(cls)`.
+        Return an empty object for `cls.__new__(cls)`, from which other code copies a model.
         """
         plain = cls.plain_class()
-        if not (args or kwargs) and not _is_made_of_nothing(plain):
+        if not (args or kwargs) and not _needs_no_arguments(plain):
             return super().__new__(plain if cls in _view_classes.values() else cls)
         return plain(*args, **kwargs)
 
@@ -157,7 +157,7 @@ class _Accelerated(PreTrainedModel):
         if self.acceleration.original is not None:
             return copy.copy, (self.acceleration.original,)
         reduced = super().__reduce_ex__(max(2, int(protocol)))
-        if reduced[0] not in _BY_PYTHON:
+        if reduced[0] not in _DEFAULT_RECONSTRUCTORS:
             return reduced
         _, _, *state = reduced
         cls = type(self)
@@ -262,7 +262,7 @@ def _derived(original: type, bases: tuple[type, ...], names: dict[str, Any]) -> 
     return made
 
 
-def _is_made_of_nothing(cls: Any) -> bool:
+def _needs_no_arguments(cls: Any) -> bool:
     """Return whether the constructor of a model class needs no arguments."""
     try:
         inspect.signature(cls.__init__).bind(None)

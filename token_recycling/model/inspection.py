@@ -108,11 +108,11 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
     digest = hashlib.sha256(_written(model.config, _CHANGING))
     for name, parameter in model.named_parameters():
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
-        digest.update(some_numbers(parameter))
+        digest.update(_sample_of(parameter))
     return digest.hexdigest()[:16]
 
 
-def some_numbers(tensor: torch.Tensor) -> bytes:
+def _sample_of(tensor: torch.Tensor) -> bytes:
     """Return a sample of elements from the whole tensor."""
     numbers = tensor.detach().flatten()
     return numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED].to("cpu", torch.float32).numpy().tobytes()
