@@ -51,6 +51,16 @@ def learned_replica(**options):
     return recycler
 
 
+def test_another_sequence_of_a_request_is_read_from_its_start():
+    """As after a preemption whose tokens change; the earlier sequence ended with another token at that place."""
+    drafts, other = [], [1, 2, 3, 9, 1, 2, 3]
+    for again in (True, False):
+        recycler, request = chain_replica(), SimpleNamespace()
+        draft_chain(recycler, request, [5, 6, 7])
+        drafts.append(draft_chain(recycler, request if again else SimpleNamespace(), other))
+    assert drafts[0] == drafts[1] != []
+
+
 def test_chain_follows_the_best_candidates_up_to_its_limit():
     recycler, request = learned_replica(), SimpleNamespace()
     assert draft_chain(recycler, request, [9, 3, 4]) == [5, 6, 7, 8, 9, 10]
