@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
     GenerationConfig,
-    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     StaticCache,
@@ -42,7 +41,7 @@ from ..loop.processors import for_sequence
 from ..loop.request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence, pads_ended
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
-from ..model.compat import CACHE, CALLERS, cache_argument
+from ..model.compat import CACHE, CALLERS, cache_argument, prepares_positions
 from ..model.foreign import code_beside, mixes_sequences, why_not_plain
 from ..model.foreign import why_not as why_not_code
 from ..model.kv_cache import TreeCache, layout_of
@@ -247,9 +246,8 @@ class GenerateCall:
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
-        own, default = type(self.target.model), GenerationMixin._prepare_position_ids_for_generation
         several = self.target.model.config is not self.target.config
-        several &= own._prepare_position_ids_for_generation is not default
+        several &= prepares_positions(type(self.target.model))
         if positions.ndim not in (2, 2 + several) or positions.shape[-1] != self.input_ids.shape[1]:
             return False
         axes = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)

@@ -152,10 +152,10 @@ PRIVATE = {
     "transformers.GenerationMixin._sample": "the one method that a model's accelerated class overrides",
     "transformers.PretrainedConfig._attn_implementation": "the attention that the user chose",
     "transformers.Cache._is_user_defined": "the mark of a cache passed by the caller of `generate`",
+    "transformers.GenerationMixin._prepare_position_ids_for_generation": "whether positions may have several axes",
     "torch.Tensor._version": "how often weights were written to",
     "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, otherwise used only in compiled graphs",
     "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
-    "torch._C._nn": "names of operations, including those that a library has replaced",
     "torch.library._impls": "replaced torch kernels, which no module shows",
     "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
@@ -166,6 +166,11 @@ the method that overrides it.
 
 LOOP = "_sample"
 """The method in which `generate` decodes."""
+
+
+def prepares_positions(cls: type[GenerationMixin]) -> bool:
+    """Return whether a model class prepares position ids itself, which may then have several axes."""
+    return cls._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation
 
 
 def plain_loop() -> Callable[..., Any]:
@@ -207,9 +212,6 @@ def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     for name in (HOOKS_AFTER, HOOKS_BEFORE):
         yield from list(vars(module)[name].values())
 
-
-OPERATIONS = frozenset(name for name in dir(torch._C._nn) if not name.startswith("_"))
-"""Names of operations of `torch.nn.functional`, including those that a library has replaced there."""
 
 version = attrgetter("_version")
 """Return how many operations have written to a tensor; raises RuntimeError for an inference tensor."""

@@ -28,7 +28,6 @@ from torch.overrides import get_overridable_functions
 from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
-from ..compat import OPERATIONS
 from ..facts import address_of, describe, times_written
 from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import ATTRIBUTES_OF_TORCH, FAMILIES, foreign_hooks, own_class, parts_of
@@ -113,7 +112,9 @@ Gists = dict[Any, tuple[int, Gist]]
 def _harmless_names() -> frozenset[str]:
     """Return names whose use only reads or computes, and changes at most objects that the code created itself."""
     operations = {function.__name__ for functions in get_overridable_functions().values() for function in functions}
-    names = {*operations, *OPERATIONS, *(name for cls in torch.Tensor.__mro__ for name in vars(cls))}
+    # A function that a library has put in the place of an operation may have another `__name__`.
+    operations |= {name for name in vars(torch.nn.functional) if hasattr(torch.ops.aten, name)}
+    names = {*operations, *(name for cls in torch.Tensor.__mro__ for name in vars(cls))}
     names |= {name for cls in (*_IMMUTABLE, tuple, frozenset, MappingProxyType, math) for name in dir(cls)}
     names |= {name for name, value in vars(torch).items() if isinstance(value, _IMMUTABLE)}
     names |= {name for name, value in vars(torch.nn).items() if isinstance(value, type)}
