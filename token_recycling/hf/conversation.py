@@ -163,7 +163,7 @@ class Conversation:
             config = call_arguments.get("generation_config") or GenerationConfig()
             if config.max_new_tokens is not None:
                 call_arguments["max_new_tokens"] = config.max_new_tokens
-            elif config.max_length in (None, GenerationConfig().max_length):
+            elif config.max_length is None:
                 call_arguments["max_new_tokens"] = _MOST_TOKENS
         context = self._target.max_length
         if context is not None:
