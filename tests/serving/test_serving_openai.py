@@ -138,7 +138,16 @@ def test_ids_of_calls_have_names_for_templates_that_show_only_ids():
     shown = "{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}"
     ids = "; functions.look-a:0 functions.look-b:1 ; functions.look-b:1; functions.look-a:0; c; "
     assert rendered(shown, *messages) == ids
-    named = shown.replace("c.id", "c.id ~ c.function.name")
+    calls = [{"function": call["function"]} for call in calls]
+    messages = [ASKED, {**SAID, "tool_calls": calls}, *[{"role": "tool", "content": "x"}] * 2, ASKED]
+    ids = "; functions.look-a:0 functions.look-b:1 ; functions.look-a:0; functions.look-b:1; ; "
+    assert rendered(shown, *messages) == ids
+
+
+def test_ids_of_calls_are_unchanged_for_templates_that_show_names():
+    calls = [{"id": name, "function": {"name": f"look-{name}", "arguments": "{}"}} for name in "ab"]
+    messages = [ASKED, {**SAID, "tool_calls": calls}, *({"role": "tool", "tool_call_id": name} for name in "bac")]
+    named = "{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id ~ c.function.name }} {% endfor %}"
     assert rendered(named, *messages) == "; alook-a blook-b ; b; a; c; "
 
 

@@ -159,13 +159,22 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 
 
 def _name_ids(conversation: list[dict[str, Any]]) -> None:
-    """Change the ids of calls to `functions.NAME:NUMBER`, as Kimi's models write them."""
-    ids, numbers = dict[str | None, str](), itertools.count()
+    """Change the ids of calls to `functions.NAME:NUMBER`, as Kimi's models write them. Results without ids belong to
+    the calls without ids, in the same order.
+    """
+    ids, without, numbers = dict[str, str](), list[str](), itertools.count()
     for message in conversation:
         for call in message.get("tool_calls") or ():
-            ids[call.get("id")] = call["id"] = f"functions.{call['function']['name']}:{next(numbers)}"
-        if (answered := message.get("tool_call_id")) in ids:
+            before, call["id"] = call.get("id"), f"functions.{call['function']['name']}:{next(numbers)}"
+            if before is None:
+                without.append(call["id"])
+            else:
+                ids[before] = call["id"]
+        answered = message.get("tool_call_id")
+        if answered in ids:
             message["tool_call_id"] = ids[answered]
+        elif answered is None and message["role"] == "tool" and without:
+            message["tool_call_id"] = without.pop(0)
 
 
 def _with_less_reasoning(conversation: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
