@@ -25,7 +25,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from ..model.architectures import EXCEPTIONS, LengthThreshold, Needs
+from ..model.architectures import LengthThreshold
 from ..model.compat import (
     DummyLayer,
     DynamicIndexedLayer,
@@ -63,8 +63,7 @@ def why_not(cache: Cache, target: Target, batch: int, length: int, most: int) ->
         return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
     if info.recurrent and type(cache) is StaticCache:
         return f"a static cache is unsupported for {info.name}, which has recurrent states; use a dynamic one"
-    counts_slots = EXCEPTIONS.get(info.family, Needs()).slots or (info.key_bias is not None and info.key_bias.in_mask)
-    if counts_slots and type(cache) is StaticCache:
+    if info.counts_slots and type(cache) is StaticCache:
         return f"a static cache is unsupported for {info.name}, which counts empty slots as tokens; use a dynamic one"
     if info.recurrent and cached and batch > 1:
         return f"a batch with {info.name} needs an empty cache, got one of {cached} tokens"

@@ -101,6 +101,8 @@ class ModelInfo:
     key_bias: KeyBias | None = None
     branches: bool = True
     """Whether a tree may branch; if not, drafts are chains, whose nodes lie in the cache in order."""
+    counts_slots: bool = False
+    """Whether positions, windows or biases are counted in cache slots, empty ones included."""
     recurrent: bool = False
     """Whether it has recurrent layers."""
     sees_padding: bool = False
@@ -223,6 +225,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         length_threshold=threshold,
         key_bias=key_bias,
         branches=branches,
+        counts_slots=needs.slots or (key_bias is not None and key_bias.in_mask),
         recurrent=recurrent,
         sees_padding=needs.sees_padding,
         reads_on=not recurrent or family in READ_ON,
