@@ -334,6 +334,7 @@ _UNQUOTED = re.compile(
     r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<name>[^\s"<{\[\]},:][^"<{\[\]},:\n]*):',
     re.DOTALL,
 )
+"""A text between Gemma's delimiters, a JSON string, or a name without quotes."""
 
 
 def _quoted(match: re.Match[str]) -> str:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_SYSTEM, _THINK = ("system", "developer"), "<think>"
+_SYSTEM = ("system", "developer")
+_THINK = "<think>"
 
 
 # Rendering
@@ -134,10 +135,21 @@ def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
 
 
 def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
-    """Yield a conversation with the roles, reasoning fields and call ids that the template reads. If arguments of a
-    call are not a JSON object, then yield it with their text wrapped in an object, for templates that accept only
-    objects.
+    """Yield a conversation. If arguments of a call are not a JSON object, then yield it with their text wrapped in an
+    object, for templates that accept only objects.
     """
+    conversation = _in_terms_of_template(tokenizer, messages)
+    yield from _with_less_reasoning(conversation)
+    functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
+    malformed = [function for function in functions if isinstance(function["arguments"], str)]
+    for function in malformed:
+        function["arguments"] = {"arguments": function["arguments"]}
+    if malformed:
+        yield from _with_less_reasoning(conversation)
+
+
+def _in_terms_of_template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return a conversation with the roles, reasoning fields and call ids that the chat template reads."""
     conversation, template = [template_message(message) for message in messages], str(tokenizer.chat_template)
     if not re.search(r"\bdeveloper\b", template):
         # OpenAI's newer name of the system role, which few templates support.
@@ -149,13 +161,7 @@ def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
         message.update(dict.fromkeys(names, thoughts[0]) if thoughts else {})
     if _shows_ids_for_names(tokenizer):
         _name_ids(conversation)
-    yield from _with_less_reasoning(conversation)
-    functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
-    malformed = [function for function in functions if isinstance(function["arguments"], str)]
-    for function in malformed:
-        function["arguments"] = {"arguments": function["arguments"]}
-    if malformed:
-        yield from _with_less_reasoning(conversation)
+    return conversation
 
 
 def _name_ids(conversation: list[dict[str, Any]]) -> None:
