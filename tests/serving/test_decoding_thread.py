@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import queue
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -161,26 +162,39 @@ def test_between_steps_runs_functions_before_and_after_close(decoder):
         accelerated.generate(tiny.prompt(0, 5), max_new_tokens=8)
 
 
+class StepByStep:
+    """A streamer that holds the decoding thread after each token until the test goes on."""
+
+    def __init__(self):
+        self.chosen, self.going_on = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def put(self, tokens):
+        if tokens.ndim == 1:  # the prompt has two dimensions: it comes before the thread decodes
+            self.chosen.put(tokens)
+            self.going_on.get(timeout=30)
+
+    def end(self):
+        pass
+
+
 def test_functions_queued_during_close_are_called(model, decoder):
     """Including those queued in the last step."""
-    closing, asked = threading.Thread(target=decoder.close, daemon=True), []
-
-    class Streamer:
-        def put(self, tokens):
-            if tokens.ndim > 1:  # the prompt, before the thread decodes
-                return
-            if not closing.ident:
-                closing.start()
-                while decoder._functions.empty():
-                    pass
-            asked.append(decoder.between_steps(lambda: 5))
-
-        def end(self):
-            pass
-
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False}
     wanted = model.generate(**arguments)
-    assert torch.equal(decoder.model(tr.make_drafter("plain"), 0).generate(**arguments, streamer=Streamer()), wanted)
-    assert [answer.result(5) for answer in asked] == [5] * len(asked)
-    closing.join(5)
-    assert not closing.is_alive()
+    streamer, accelerated = StepByStep(), decoder.model(tr.make_drafter("plain"), 0)
+    with ThreadPoolExecutor(2) as pool:
+        output = pool.submit(accelerated.generate, **arguments, streamer=streamer)
+        streamer.chosen.get(timeout=30)
+        closing, deadline = pool.submit(decoder.close), time.monotonic() + 30
+        while decoder._functions.empty():
+            assert time.monotonic() < deadline, "close() told the decoding thread nothing"
+        asked = [decoder.between_steps(lambda: 5)]
+        for _ in range(7):
+            streamer.going_on.put(None)
+            streamer.chosen.get(timeout=30)
+            asked.append(decoder.between_steps(lambda: 5))
+        streamer.going_on.put(None)
+        assert torch.equal(output.result(30), wanted)
+        closing.result(30)
+    assert accelerated.acceleration.fallback is None
+    assert [answer.result(5) for answer in asked] == [5] * 8
