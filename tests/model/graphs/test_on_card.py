@@ -20,6 +20,7 @@ START = "fork" if sys.platform == "linux" else "spawn"
 
 @pytest.mark.parametrize(("file", "names"), thinned(RUNS))
 def test_steps_on_a_card(file, names):
-    command = ["-p", "no:cacheprovider", "--tb=short", "-k", names, str(HERE / file)]
+    # The watchdog thread of faulthandler does not exist in a forked process, which would wait for it forever.
+    command = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "--tb=short", "-k", names, str(HERE / file)]
     with multiprocessing.get_context(START).Pool(1) as pool:
         assert pool.apply_async(pytest.main, (command,)).get(600) == 0
