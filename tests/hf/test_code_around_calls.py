@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import copy
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -18,7 +19,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import fastapi
 import peft
+import pydantic
 import pytest
 import torch
 from support import tiny
@@ -677,6 +680,76 @@ def test_object_that_holds_the_model_falls_back_only_if_its_methods_use_it(monke
         return one.generate(IDS, streamer=application, **more, **GREEDY)
 
     SideBySide(llama).assert_same(call, None if kind is _Application else "reaches the model")
+
+
+@dataclasses.dataclass
+class _Record:
+    language: Any
+    seen: list[int] = dataclasses.field(default_factory=list)
+
+    def process(self, ids, scores):
+        self.seen.append(ids.shape[1])
+        return scores
+
+
+class _ValidatedRecord(pydantic.BaseModel):
+    language: Any
+    seen: list[int] = []
+    _private: Any = pydantic.PrivateAttr(None)
+
+    def process(self, ids, scores):
+        self.seen.append(ids.shape[1])
+        return scores
+
+
+class _UsingPrivate(_ValidatedRecord):
+    def process(self, ids, scores):
+        scores[:, self._private.config.eos_token_id or 3] -= 1
+        return scores
+
+
+def request_of(model):
+    """Return a request of a web application whose endpoint uses the model."""
+    application = fastapi.FastAPI()
+    application.state.model = model
+
+    @application.get("/")
+    def endpoint():
+        return model.generate(IDS)
+
+    return fastapi.Request({"type": "http", "asgi": {}, "headers": [], "app": application, "endpoint": endpoint})
+
+
+class _Asking:
+    def __init__(self, model):
+        self.request = request_of(model)
+
+    def process(self, ids, scores):
+        assert not self.request.headers
+        return scores
+
+
+def private(model):
+    record = _UsingPrivate(language=None)
+    record._private = model
+    return record
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_Record, None),
+        (lambda model: _ValidatedRecord(language=model), None),
+        (private, "reaches the model"),
+        (_Asking, None),
+    ],
+)
+def test_objects_of_libraries_that_hold_the_model_do_not_prevent_acceleration(make, reason):
+    def call(model):
+        bound = make(model)
+        return model.generate(IDS, logits_processor=[bound.process], **GREEDY), getattr(bound, "seen", None)
+
+    SideBySide(llama).assert_same(call, reason)
 
 
 def test_processor_that_sets_its_own_attributes_is_accelerated():

@@ -5,7 +5,7 @@ call runs through `generate` if such code reaches the model, one of its weights 
 the model's configuration, or if the model runs foreign code, except that of adapters and trainers, with which it could
 share state. The search follows all objects that the code holds and the globals that its functions name; in objects of
 users' classes, only the attributes that are named. Processors of the grammar libraries hold no part of a model and are
-not searched.
+not searched, nor are web frameworks, through which code that shows or sends text reaches the whole application.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ..origin import home_of, is_of, is_own, name_of
+from ..origin import home_of, is_of, is_own, name_of, package_of
 from ..parts import parts_of
 from .bytecode import operations_in
 from .search import Foreign
@@ -41,7 +41,16 @@ _MOST = 100_000
 """Maximum number of objects followed from one piece of code."""
 _too_large: weakref.WeakSet[CodeType | type] = weakref.WeakSet()
 """Code of functions, and classes, that reached more objects in an earlier call: each search takes half a second."""
-_SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module"})
+_FRAMEWORKS = frozenset(
+    {
+        *("streamlit", "gradio", "chainlit", "nicegui", "starlette", "fastapi", "uvicorn", "websockets", "flask"),
+        *("werkzeug", "aiohttp", "tornado", "pydantic"),
+    }
+)
+"""Web frameworks, whose objects lead to all functions of an application, and pydantic, whose objects list all their
+attributes.
+"""
+_SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module", "session_state"})
 """Names by which code finds objects that it does not hold."""
 _EVALUATING = frozenset({"eval", "exec", "__import__"})
 """Builtin functions that find objects by a name in a string."""
@@ -51,6 +60,8 @@ _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__
 """Names by which code reads attributes without naming them."""
 _SETTING = frozenset({"setattr", "__setattr__", "__delattr__", "update"})
 """Names by which code sets attributes without naming them."""
+_NOT_FOLLOWED = frozenset({"__init__", "__dict__", "__weakref__", "__repr__", "__str__", "__eq__", "__hash__"})
+"""Members of users' classes that only construct, describe or compare; those of dataclasses name all attributes."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({list, tuple, dict, set, frozenset})
 """Types of containers that hold nothing except their items."""
@@ -119,7 +130,7 @@ def _reached(code: Any) -> Iterator[Any]:
     attributes: list[tuple[str, Any]] = []
     while unread:
         item = unread.pop()
-        if id(item) not in seen and not isinstance(item, _ATOMS):
+        if id(item) not in seen and not isinstance(item, _ATOMS) and not _is_of_framework(item):
             seen[id(item)] = item
             yield item
             if type(item) in _DATA:  # a vocabulary or a prefix tree has many, which every call follows
@@ -142,26 +153,34 @@ def _called_on(cls: type) -> set[str]:
     return {"put", "end"}.intersection(dir(cls)).union(*map(vars, bases))
 
 
+def _is_of_framework(item: Any) -> bool:
+    """Return whether a function, class or object is written in one of `_FRAMEWORKS`."""
+    if isinstance(item, FunctionType):
+        return package_of(item.__globals__.get("__name__")) in _FRAMEWORKS
+    return package_of((item if isinstance(item, type) else type(item)).__module__) in _FRAMEWORKS
+
+
 def _is_read_by_names(item: Any) -> bool:
     """Return whether an object is a user's, of which code reaches the attributes that it names."""
     return not is_own(type(item).__module__) and not isinstance(item, torch.nn.Module)
 
 
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield attributes of an object of a user's class, and of the class except its `__init__`, by name."""
+    """Yield attributes of an object of a user's class, and of the class except `_NOT_FOLLOWED`, by name."""
     cls = item if isinstance(item, type) else type(item)
     written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # or a library's, with replaced methods
     if cls is not item:
         members = [member for base in written for member in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
-        if isinstance(item, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in functions):
+        followed = [function for function in functions if not _is_of_framework(function)]
+        if isinstance(item, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in followed):
             yield from (("__all__", referent) for referent in gc.get_referents(item))
         yield from list((_own_attributes(item) or {}).items())
     for base in written:
         for name, value in list(vars(base).items()):
             if isinstance(value, MemberDescriptorType):  # of __slots__
                 yield name, _slot(value, item) if cls is not item else None
-            elif name not in ("__init__", "__dict__", "__weakref__"):
+            elif name not in _NOT_FOLLOWED:
                 yield name, value
 
 
