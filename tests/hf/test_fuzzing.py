@@ -53,7 +53,6 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"sequence_bias": {(4,): 2.0, (9, 7): -3.0}, "suppress_tokens": [3, 4, 5]},
     {"forced_eos_token_id": 9, "exponential_decay_length_penalty": (3, 1.5), **ENDS},
     {"prefix_allowed_tokens_fn": lambda row, ids: list(range(len(ids) % 3, VOCABULARY, 2))},
-    {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
     {"guidance_scale": 1.5},
     {"renormalize_logits": True, "remove_invalid_values": True},
     {"use_cache": False},
@@ -62,6 +61,8 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"stopping_criteria": [lambda ids, scores, **_: torch.full((len(ids),), bool((ids[:, -1] % 7 == 3).any()))]},
     {"logits_processor": [lambda ids, scores: scores.roll(int(ids.shape[1]) % 3, -1)]},
 ]
+OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+"""For every second call."""
 FOR_STEPS = [one for one in ARGUMENTS if one is ENDS or set(one) <= {"stopping_criteria", "logits_processor"}]
 """Arguments that `stream` accepts, too."""
 SAMPLING = [
@@ -119,7 +120,7 @@ def calls(draw: st.DrawFn, surface: str, seeded: bool, shared: bool, resumes: bo
         sampling = [{}, {}, *(SAMPLING[:1] if steps else SAMPLING)]
     more = draw(st.lists(st.sampled_from(FOR_STEPS if steps else ARGUMENTS), max_size=2))
     arguments = {"do_sample": False, **draw(st.sampled_from(sampling))}
-    for one in more:
+    for one in (*more, {} if steps or draw(st.booleans()) else OUTPUTS):
         arguments |= one
     if shared or arguments["do_sample"]:
         arguments.pop("num_beams", None)
