@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from safetensors.torch import load_file, save_file
 from support import tiny
 from support.matrices import learn
@@ -71,6 +71,13 @@ class Files(RuleBasedStateMachine):
 
     def teardown(self):
         self.folder.cleanup()
+
+    @initialize(texts=st.lists(st.lists(TOKEN, min_size=1, max_size=5), max_size=4))
+    def save_some_rows(self, texts):
+        for first, text in enumerate(texts):
+            self.teach(text, first)
+        if texts:
+            self.save("abc")
 
     @rule(text=st.lists(TOKEN, min_size=1, max_size=5), first=TOKEN)
     def teach(self, text, first):
