@@ -50,7 +50,7 @@ class Joining(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.texts, self.wanted = Texts(LLAMA), {}
-        self.prefixes = PrefixCache(self.texts.batch.target, 200_000)
+        self.prefixes = PrefixCache(self.texts.batch.target, 30_000)
 
     @rule(
         prompt=st.tuples(st.integers(0, 99), st.sampled_from([1, 3, 33, 70])),
@@ -121,7 +121,7 @@ class Joining(RuleBasedStateMachine):
             assert row.stats.steps < 2 or row.stats.seconds["forward"] > 0, "time counts for all that share a pass"
         held = self.texts.batch._batch, self.texts.batch._captured, self.texts.batch._callbacks
         assert not any(held), "no state remains without requests"
-        assert self.prefixes.nbytes <= 200_000
+        assert self.prefixes.nbytes <= 30_000
 
 
 Joining.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
