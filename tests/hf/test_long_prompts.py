@@ -177,7 +177,7 @@ def test_long_prompts_of_concurrent_and_repeated_calls(lengths, shared, seed):
                 if known and not key:
                     assert cached == prompt.shape[1] - 1
         for row in range(len(prompts)):
-            assert decode(row, "a third")[1] <= max((shared, *lengths)) * (row > 0)
+            assert shared * (row > 0) <= decode(row, "a third")[1] <= (shared + 9) * (row > 0)
     finally:
         thread.close()
 
