@@ -13,7 +13,6 @@ from support.runs import paths_of
 from support.strategies import drafts
 
 from token_recycling import Draft
-from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, fixed_nodes, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
 from token_recycling.loop.pacer import prune
@@ -182,7 +181,7 @@ def chosen_draft(text, taken=None):
 def fused_draft(drafts_made, most):
     merged = merge_drafts(drafts_made)
     values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
-    first, drawn = fusing.fixed_nodes(merged, most)
+    first, drawn = fixed_nodes(merged, most)
     return best_nodes(merged, values, most, first, drawn)
 
 
@@ -209,5 +208,4 @@ def test_outputs_have_the_targets_distribution(way):
 def test_check_detects_sampled_nodes_dropped_by_value(monkeypatch):
     made, _ = WAYS["one sampled layer of two"]
     monkeypatch.setattr(Draft, "ranked", lambda draft: np.argsort(-draft.values, kind="stable"))
-    monkeypatch.setattr(fusing, "fixed_nodes", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused_draft(made(text), 3), accept_walk)) < 1e-6

@@ -106,6 +106,6 @@ def test_drafting_backs_off_where_it_does_not_pay_and_resumes(counting, rise, cl
         drafted_nodes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     before = len(clock)
     steps = len(drafted_nodes(counting, drafter, 200, do_sample=True, logits_processor=warper))
-    assert (len(clock) - before) / 2 - steps < 200 / 7
+    assert 200 / 20 < (len(clock) - before) / 2 - steps < 200 / 7
     drafted = drafted_nodes(counting, drafter, 100)
     assert min(drafted[-3:-1]) > 0
