@@ -279,6 +279,10 @@ _DELTAS = {
     "call": ("input_json_delta", "partial_json"),
 }
 """The type of a delta, and its text field."""
+_SIGNATURE = "unsigned"
+"""The signature of reasoning, which nobody checks. Clients send reasoning with an empty one back as text, or not at all
+(earendil-works/pi#4464, lsdefine/GenericAgent#357).
+"""
 
 
 class _Blocks(Parts):
@@ -306,7 +310,8 @@ class _Blocks(Parts):
         else:
             block[block["type"]] = text
         if kind == "reasoning":  # clients may wait for it, since Anthropic's streams end reasoning so
-            yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
+            block["signature"] = _SIGNATURE
+            yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": _SIGNATURE})
         yield self._event("content_block_stop")
 
     def _event(self, name: str, **data: Any) -> Event:
