@@ -453,6 +453,18 @@ def test_keyword_refused_by_llguidance_is_dropped_unless_strict(referenced):
     assert not admits(grammar, '{"x": 1}')
 
 
+def test_only_the_keyword_at_fault_is_dropped():
+    """llguidance cannot tell whether a long host name exists; its error shows all limits of lengths."""
+    host = {"type": "string", "minLength": 1, "maxLength": 253, "pattern": r"^(?:[a-z](?:[a-z-]{0,61}[a-z])?\.)+[a-z]{2,}$"}
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "array", "items": host}, strict=False)
+    assert [lost.place for lost in grammar.unenforced] == ["#/items/maxLength"]
+    assert not admits(grammar, '["a"]')
+    with pytest.raises(UnenforceableError) as caught:
+        compiled(TOKENIZER, "json_schema", {"type": "array", "items": host})
+    assert str(caught.value).endswith("set strict to false")
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("place", "schema"),
     [

@@ -17,7 +17,7 @@ from . import ebnf
 from .json_schema import patterns
 from .json_schema.complement import both
 from .json_schema.enforce import Enforceable, enforceable
-from .json_schema.errors import Part, UnenforceableError, Unenforced
+from .json_schema.errors import Part, UnenforceableError, Unenforced, shortened
 from .json_schema.json_values import Schema, strings
 from .masks import words_of
 
@@ -240,16 +240,18 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> list[U
         if why is None:
             continue
         keywords = sorted(part.schema, key=lambda name: _OUTER.index(name) if name in _OUTER else -1)
-        without = {name: {other: part.schema[other] for other in keywords if other != name} for name in keywords}
+        left = {name: error({other: part.schema[other] for other in keywords if other != name}) for name in keywords}
+        cures = [name for name in keywords if left[name] is None]
         if why.startswith(_UNSATISFIABLE):
-            conflicting = [name for name in keywords if error(without[name]) is None]
-            raise part.no_value(conflicting, why.removeprefix(_UNSATISFIABLE).lstrip(": "))
-        for keyword in keywords:
-            if keyword != "type" and error(without[keyword]) != why:
-                dropped = [name for name in (keyword, _OF_THE_REST.get(keyword)) if name in part.schema]
-                for name in dropped:
-                    del part.schema[name]
-                return [Unenforced(pointer, why) for pointer in dict.fromkeys(map(part.pointer, dropped))]
+            raise part.no_value(cures, why.removeprefix(_UNSATISFIABLE).lstrip(": "))
+        # An error shows parts of the schema, so that it may be the same in other words.
+        suspects = [*(name for name in cures if name not in _OUTER), *(name for name in keywords if left[name] != why)]
+        keyword = next((name for name in suspects if name != "type"), None)
+        if keyword is not None:
+            dropped = [name for name in (keyword, _OF_THE_REST.get(keyword)) if name in part.schema]
+            for name in dropped:
+                del part.schema[name]
+            return [Unenforced(pointer, shortened(why)) for pointer in dict.fromkeys(map(part.pointer, dropped))]
         break
     raise ValueError(f"cannot compile the json_schema: {reason}")
 

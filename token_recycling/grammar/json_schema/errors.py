@@ -73,5 +73,9 @@ class Part(NamedTuple):
         """Return the error of a part without a value; without any one of these `keywords` it would have one."""
         first, *others = dict.fromkeys(map(self.pointer, sorted(keywords, key="type".__eq__))) or [self.place]
         beside = f" with {', '.join(others)}" if others else ""
-        why = why if len(why) <= 80 else f"{why[:77]}..."
-        return ValueError(f"{first}: admits no value{beside}: {why}; correct the schema")
+        return ValueError(f"{first}: admits no value{beside}: {shortened(why)}; correct the schema")
+
+
+def shortened(why: str) -> str:
+    """Return a reason, truncated: llguidance's may contain a whole expression."""
+    return why if len(why) <= 80 else f"{why[:77]}..."
