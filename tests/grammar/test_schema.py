@@ -455,7 +455,12 @@ def test_keyword_refused_by_llguidance_is_dropped_unless_strict(referenced):
 
 def test_only_the_keyword_at_fault_is_dropped():
     """llguidance cannot tell whether a long host name exists; its error shows all limits of lengths."""
-    host = {"type": "string", "minLength": 1, "maxLength": 253, "pattern": r"^(?:[a-z](?:[a-z-]{0,61}[a-z])?\.)+[a-z]{2,}$"}
+    host = {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 253,
+        "pattern": r"^(?:[a-z](?:[a-z-]{0,61}[a-z])?\.)+[a-z]{2,}$",
+    }
     grammar = compiled(TOKENIZER, "json_schema", {"type": "array", "items": host}, strict=False)
     assert [lost.place for lost in grammar.unenforced] == ["#/items/maxLength"]
     assert not admits(grammar, '["a"]')

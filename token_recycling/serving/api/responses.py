@@ -119,7 +119,7 @@ _NEEDED = {
 }
 """The types of items, each with its required fields."""
 _REFUSED_ITEMS = {
-    "item_reference": "nothing is stored; send the item",
+    "item_reference": "nothing is stored; send the item, as AI SDK does with store=false",
     "compaction": "its content is encrypted; send the items",
 }
 """Items that cannot be skipped without changing the conversation, with the remedy."""
