@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import VOCABULARY, model_of, named
+from support.automata import AutomatonProcessor
 from support.batches import batch
 from support.cases import parameter
 from support.drafters import example
@@ -123,18 +124,18 @@ def test_failed_call_leaves_the_same_state_as_generate(tokenizer, place, what, o
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("lengths", [[9, 9, 9], [4, 9, 6]])
-def test_failed_call_of_a_batch_leaves_the_same_cache_as_generate(ending, lengths, tokens):
+@pytest.mark.parametrize(("lengths", "spare"), [([9, 9, 9], 0), ([4, 9, 6], 0), ([4, 9], 2), ([9], 2)])
+def test_failed_call_of_a_batch_leaves_the_same_cache_as_generate(ending, lengths, spare, tokens):
     """Rows have advanced by different numbers of tokens."""
-    inputs, caches = batch(lengths, 1), []
-    criterion = failing_code("criterion", max(lengths) - IDS.shape[1] + tokens, None, True)[0]["stopping_criteria"]
+    inputs, width, caches = batch(lengths, 1, spare), max(lengths) + spare, []
+    criterion = failing_code("criterion", width - IDS.shape[1] + tokens, None, True)[0]["stopping_criteria"]
     for generate in (ending.generate, tr.accelerate(copy.deepcopy(ending)).generate):
         for given in (None, DynamicCache()):
             with pytest.raises(GoneError):
                 generate(**inputs, max_new_tokens=20, do_sample=False, cache=given, stopping_criteria=criterion)
         caches.append(given)
     wanted, own = caches
-    assert_same_slots(own, wanted, [max(lengths) - length for length in lengths])
+    assert_same_slots(own, wanted, [width - length for length in lengths])
     assert [*map(type, own.layers)] == [*map(type, wanted.layers)]
 
 
@@ -188,15 +189,17 @@ def test_failed_forward_pass_leaves_no_state_in_the_model(case, drafter, passes,
     assert torch.equal(model.generate(ids, **how), wanted)
 
 
-def test_sequence_beyond_the_position_limit_fails_at_the_same_token_as_generate():
-    """No earlier draft exceeds the limit, although the caller allows more tokens."""
+@pytest.mark.parametrize("forced", [False, True])
+def test_sequence_beyond_the_position_limit_fails_at_the_same_token_as_generate(forced):
+    """No earlier draft exceeds the limit, although the caller allows more tokens, and a grammar forces them."""
     model, ids = model_of(named("gpt2")), tiny.prompt(0, 250, VOCABULARY)
-    text = model.generate(ids, max_new_tokens=7, do_sample=False)[0]
+    how = {"do_sample": False, "logits_processor": [AutomatonProcessor([{5: 0}], VOCABULARY)] if forced else []}
+    text = model.generate(ids, max_new_tokens=7, **copy.deepcopy(how))[0]
     assert len(text) == model.config.max_position_embeddings + 1
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model), Oracle([text])).generate):
         streamer = Streamer(0)
         with pytest.raises(IndexError):
-            generate(ids, max_new_tokens=20, do_sample=False, streamer=streamer)
+            generate(ids, max_new_tokens=20, streamer=streamer, **copy.deepcopy(how))
         assert streamer.given == text.tolist()
 
 
