@@ -56,6 +56,14 @@ def test_inputs_return_or_raise_the_same_as_in_generate(model, name, arguments):
     assert_same_outcome(model, INPUTS[name], **arguments)
 
 
+def test_synced_gpus_are_left_to_generate(model):
+    """It fails without a process group."""
+    error, message = assert_same_outcome(model, IDS, synced_gpus=True)
+    assert issubclass(error, Exception)
+    assert "process group" in message
+    assert "synced_gpus" in model.acceleration.fallback
+
+
 def test_int32_ids_of_a_padded_batch(ending):
     inputs = batch([4, 9, 5], 1)
     inputs["input_ids"] = inputs["input_ids"].int()
