@@ -96,6 +96,21 @@ def test_forced_tokens_are_drafted_together(drafter):
     assert stats.mat > 6
 
 
+def test_drafter_learns_with_the_grammar_states_of_a_step():
+    seen = []
+
+    class Noting(type(tr.make_drafter("prompt_lookup"))):
+        def start(self, prompt, target):
+            sequence = super().start(prompt, target)
+            sequence.observe = seen.append
+            return sequence
+
+    tr.generate(tiny.llama(), PROMPT, drafter=Noting(), **arguments(random_automaton(0)))
+    for step in seen:
+        states = [step.grammar_states[node] for node in step.accepted]
+        assert all(state.allows(np.array([token]))[0] for state, token in zip(states, step.tokens, strict=True))
+
+
 def test_forbidden_nodes_are_replaced_by_forced_ones():
     automaton = [{1: 1, 2: 1}, {7: 2}, {8: 3}, {9: 0}]
     tree = Template((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
