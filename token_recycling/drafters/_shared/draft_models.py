@@ -100,7 +100,6 @@ class ModelSequence(SequenceDrafter):
 
     def draft(self, context: Context) -> Draft:
         reader, rules, drafter, budget = self.reader, self._rules, self.drafter, context.budget
-        self._graph = None
         sequence, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
         rules = replace(rules, depth=depth, nodes=min(rules.nodes, budget.nodes))
