@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -102,6 +103,17 @@ def test_every_part_observes_the_whole_verified_tree(counting):
     counts, names = stats.drafter_statistics, ("proposed", "kept", "accepted", "accepted_alone")
     assert [counts[f"Scripted.{name}"] for name in names] == [2, 2, 1, 0]
     assert [counts[f"Scripted 2.{name}"] for name in names] == [2, 2, 2, 1]
+
+
+def test_step_without_a_draft_is_not_counted_as_the_draft_before(counting):
+    fused, tokens = Fuse([Scripted("0 1", 1, 5), Scripted("0 00", 1, 2)], nodes=9), torch.tensor([3, 4])
+    sequence = begun(fused, tokens, Target(counting))
+    draft = sequence.draft(Context(tokens, remaining=9))
+    sequence.observe(tr.Step(draft, torch.zeros(len(draft), 16), [0], [5], finished=False))
+    learned, _ = [array.copy() for array in fused.calibration], sequence.statistics()
+    sequence.observe(tr.Step(Draft.chain([5]), torch.zeros(1, 16), [0], [6], finished=False))
+    assert sequence.statistics()["Scripted.proposed"] == 0
+    assert all(map(np.array_equal, fused.calibration, learned))
 
 
 def test_needs_and_costs_of_all_parts_count(model):

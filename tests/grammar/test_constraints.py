@@ -56,11 +56,13 @@ def test_constrained_output_of_every_drafter_equals_generate(name, tmp_path):
 
 @pytest.mark.parametrize("scale", [0.1, 5.0])
 def test_most_probable_allowed_tokens_are_learned(scale):
-    """Of states that allow few tokens, most, or all but one. Forbidden tokens have no probability."""
-    logits, draws, most = scale * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), random.Random(0), 8
-    allowed = [draws.sample(range(64), number) for number in (3, 20, 40, 63)]
+    """Of states that allow few tokens, most, all but one, or none of the most probable ones. Forbidden tokens have no
+    probability.
+    """
+    logits, draws, most = scale * torch.randn(5, 64, generator=torch.Generator().manual_seed(0)), random.Random(0), 8
+    allowed = [draws.sample(range(64), number) for number in (3, 20, 40, 63)] + [logits[4].argsort()[:40].tolist()]
     states = {node: state_of([dict.fromkeys(tokens, 0)]) for node, tokens in enumerate(allowed)}
-    step = Step(Draft.chain([0] * 4), logits, [0], [1], finished=False)
+    step = Step(Draft.chain([0] * 5), logits, [0], [1], finished=False)
     for node, (ids, probabilities) in enumerate(zip(*top_allowed(step, states, most), strict=True)):
         likely = probabilities > 0
         order = sorted(allowed[node], key=lambda token: -float(logits[node, token]))
