@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +88,14 @@ def test_whole_output_of_an_ended_request_is_drafted():
     for other in ([1, 2, 9], [1, 2, 9, 12, 7, 4, 8, 14], [8, 8, 8]):
         draft_chain(recycler, again, other)
     assert draft_chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
+
+
+def test_recorder_of_an_ended_request_is_freed():
+    replica = chain_replica()
+    recorder = weakref.ref(replica.begin(np.array([3, 4])).recorder)
+    for _ in range(2):  # the first recognizes the end of a request
+        replica.begin(np.array([5]))
+    assert recorder() is None
 
 
 def test_outcome_of_a_draft_is_counted_once():

@@ -88,6 +88,10 @@ def test_statistics_are_kept_by_the_set_of_allowed_tokens_for_a_limited_number_o
         learned.learn(states[0], token)
     found = dict(learned.probabilities(states[0], []))
     assert found[63] > found[least]
+    one, *others = (state_of([dict.fromkeys({least, 62, 63}, 0)]) for least in range(5))
+    for state in (one, *others[:3], one, others[3]):  # the set learned longest ago is forgotten
+        learned.learn(state, 63)
+    assert one.key in learned._choices
 
 
 @pytest.mark.parametrize("drafter", ["recycling", "suffix", "fuse:parts=suffix+recycling"])
