@@ -65,8 +65,9 @@ def test_masks_are_ordered_trees_with_distinct_siblings(prompts, rows, seed):
 
 
 def test_rows_of_logits_are_learned_for_their_nodes():
-    trees = trees_after(0, 0)
-    (_, masks), said = trees.grow([request([3, 4]), request([7])], [[], [5]]), torch.full((2 * NODES, VOCABULARY), -9.0)
+    trees, said = trees_after(0, 0), torch.full((2 * NODES, VOCABULARY), -9.0)
+    tokens, masks = trees.grow([request([3, 4]), request([7])], [[], [5]])
+    assert tokens.tolist() == [4] * NODES + [5] * NODES, "padding nodes have a token"
     assert masks[:NODES].tolist() == [True] + [False] * (NODES - 1)
     said[0, 6] = said[NODES, 8] = 9.0
     trees.observe(said)
