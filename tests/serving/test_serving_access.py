@@ -47,11 +47,15 @@ def test_foreign_hosts_and_origins_are_refused(server, path):
 
 
 def test_each_key_opens_only_its_own_paths(model):
-    """Keys come in the header of OpenAI's or of Anthropic's clients; with keys, any host name is accepted."""
+    """Keys come in the header of OpenAI's or of Anthropic's clients; with keys, any host name is accepted. Without one,
+    the body is not read.
+    """
     settings = {"keys": keys("a", "metrics"), "isolation": "per-key"}
     with serving(model, tiny.tokenizer(), **settings) as server:
         for name in ("completions", "chat/completions", "responses", "messages", "token_recycling/steps"):
             assert server.post(f"/v1/{name}", {}).status_code == 401
+            malformed = {"content": b"{", "headers": {"content-type": "application/json"}}
+            assert http.post(f"{server.url}/v1/{name}", **malformed).status_code == 401
         wanted = {"/v1/models": "secret-a", "/metrics": "secret-metrics", "/v1/token_recycling/about": "secret-a"}
         for path, right in wanted.items():
             for key in ("secret-a", "secret-metrics", "secret-b", "a"):
