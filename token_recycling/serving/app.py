@@ -251,7 +251,6 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[None]:
     try:
         yield
     except CancelledError:
-        job.end()
         raise
     except Exception as error:
         job.end()
