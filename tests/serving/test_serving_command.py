@@ -17,6 +17,7 @@ from support.serving import matrix_path
 from support.speaking import ascii_llama, chat_tokenizer
 
 from token_recycling.cli.commands.serve import _bound
+from token_recycling.model import loading
 from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.serving.settings import DEFAULT_OFFERS, Isolation
 
@@ -85,10 +86,13 @@ def test_offered_drafters(served, tmp_path, name):
     assert [one["spec"] for one in engine.pool.described()] == specs
 
 
-def test_options_reach_the_server(served, folder):
+def test_options_reach_the_server(served, folder, tmp_path, monkeypatch):
+    loaded, load = [], loading.load
+    monkeypatch.setattr(loading, "load", lambda *arguments: loaded.append(arguments) or load(*arguments))
     options = ["--allow-host", "one.example", "--allow-host", "two.example", "--grace", 3, "--reproducible"]
     options += ["--max-connections", 9, "--chat-template", folder / "template.jinja"]
     server, engine, _ = served(*options, "--name", "one", "--name", "two/three")
+    assert loaded == [(str(tmp_path), None, None, None, None, True, None)]
     assert engine.settings.allow_hosts == ("one.example", "two.example")
     assert (engine.settings.reproducible, engine.settings.isolation) == (True, Isolation.per_request)
     assert engine.loaded.tokenizer.chat_template == chat_tokenizer().chat_template

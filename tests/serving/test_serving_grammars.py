@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from types import SimpleNamespace
 
 import jsonschema
 import psutil
 import pytest
+import torch
 from support import http
 from support.cases import thinned
 from support.openai_answers import completion
 from support.serving import serving
+
+from token_recycling.serving.grammars import Grammars
 
 PAIRS = {f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(30)}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "all": {"items": {"$ref": "#/$defs/node"}}}}
@@ -61,6 +66,27 @@ def test_expensive_grammar_is_refused_or_bounded_while_others_are_answered(serve
     assert time.process_time() - before < 15
     if answers[0].status_code == 400:
         assert len(answers[0].json()["error"]["message"]) < 1000
+
+
+def test_grammars_of_a_key_do_not_delay_those_of_another(monkeypatch):
+    grammars, compiled = Grammars(SimpleNamespace()), threading.Event()
+
+    def compile_slowly(self, slow, gone):
+        assert not slow or compiled.wait(60)
+        return SimpleNamespace(unenforced=[])
+
+    async def ask():
+        slow = [asyncio.create_task(grammars.grammar("regex", True, "a", lambda: False)) for _ in range(9)]
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(grammars.grammar("regex", False, "b", lambda: False), 30)
+        finally:
+            compiled.set()
+            await asyncio.gather(*slow)
+
+    monkeypatch.setattr(Grammars, "_compiled", compile_slowly)
+    asyncio.run(ask())
+    grammars.close()
 
 
 def test_refused_requests_leak_no_memory(server):
@@ -122,6 +148,16 @@ SCHEMAS = [
     closed_object(place=closed_object(city=WORD, open={"type": "boolean"}), note={"anyOf": [{"type": "null"}, WORD]}),
     {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 4},
 ]
+
+
+def test_log_probabilities_do_not_depend_on_a_grammar(server, shipped):
+    """They are those of the model itself, as without one."""
+    model, tokenizer = shipped
+    constrained = {"structured_outputs": {"regex": "[0-9]{12}"}}
+    said = completion(server, max_tokens=1, temperature=0, logprobs=0, **constrained).choices[0].logprobs
+    ids = tokenizer("for index in", return_tensors="pt")["input_ids"]
+    (row,) = torch.log_softmax(model(ids).logits[:, -1].detach(), dim=-1)
+    assert said.token_logprobs == pytest.approx([float(row[tokenizer.convert_tokens_to_ids(said.tokens[0])])], abs=1e-3)
 
 
 def test_concurrent_strict_requests_equal_separate_requests(shipped):
