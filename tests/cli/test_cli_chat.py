@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from support.commandline import CONTEXT, interrupt, run
+from support.commandline import CONTEXT, assert_refused, interrupt, run
 from support.speaking import TEMPLATE
 
 from token_recycling import Conversation
@@ -61,6 +61,20 @@ TURNS = [
     (ONCE, [("ab",), ("ab",)], {}),
     (ONCE, [("ab",), ("ab",)], {"system": "be brief"}),
 ]
+
+
+def test_options_reach_the_conversation(chatty_dir, monkeypatch):
+    given = {}
+
+    def made(model, tokenizer, drafter, **options):
+        given.update(options, reproducible=drafter.traits.isolates_requests)
+        raise ValueError("no conversation")
+
+    monkeypatch.setattr("token_recycling.hf.conversation.Conversation", made)
+    how = ("--system", "be brief", "--fast", "off", "--no-prepack", "--reproducible")
+    assert_refused(run("chat", chatty_dir, *how, *FEW), "no conversation")
+    wanted = {"system": "be brief", "fast": False, "prepack": False, "reproducible": True}
+    assert given == {**wanted, "max_new_tokens": 8, "do_sample": False}
 
 
 @pytest.mark.parametrize(("typed", "conversations", "options"), TURNS)

@@ -188,3 +188,16 @@ def test_warm_saves_a_matrix_for_later_runs(tiny_model_dir, tmp_path, monkeypatc
     assert run("warm", tiny_model_dir, "--minutes", 0.002).exit_code == 0
     warm = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 24, "--drafter", "recycling:warmed=true")
     assert warm["tokens"] == cold["tokens"]
+
+
+def test_options_reach_the_warming(tiny_model_dir, tmp_path, monkeypatch):
+    given = {}
+
+    def warm(model, tokenizer, drafter, minutes, **options):
+        given.update(options, minutes=minutes, drafter=drafter.name)
+        raise ValueError("nothing was learned")
+
+    monkeypatch.setattr("token_recycling.hf.warm.warm", warm)
+    options = ("--minutes", 2, "--seed", 5, "--history", "--output", tmp_path / "own", "--drafter", "published")
+    assert_refused(run("warm", tiny_model_dir, *options), "nothing was learned")
+    assert given == {"minutes": 2, "seed": 5, "history": True, "output": tmp_path / "own", "drafter": "published"}

@@ -113,13 +113,19 @@ def test_command_trains_a_working_drafter(name, tiny_model_dir, tmp_path):
 
 
 def test_ctrl_c_tells_how_to_resume(tiny_model_dir, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
+    """Texts are generated as the options say."""
+    asked = {}
+
+    def interrupted(*_, progress, **how):
+        asked.update(how)
         raise KeyboardInterrupt
 
     (tmp_path / "text.py").write_text("a = 1\n" * 100)
     monkeypatch.setattr("token_recycling.training.continuations.continuations", interrupted)
-    stopped = run("train", "medusa", tiny_model_dir, tmp_path / "text.py", "--output", tmp_path / "heads")
+    how = ("--temperature", 0.5, "--text-tokens", 7, "--seed", 3)
+    stopped = run("train", "medusa", tiny_model_dir, tmp_path / "text.py", "--output", tmp_path / "heads", *how)
     assert stopped.exit_code == 130
+    assert asked == {"temperature": 0.5, "max_new_tokens": 7, "seed": 3}
     assert "the same command resumes" in stopped.stderr
 
 

@@ -65,6 +65,8 @@ def test_labels_of_sampled_tokens_are_min_1_p_over_q():
     first = labelled(target, draft, counting(8), how)
     assert all(torch.equal(one.drafted, two.drafted) for one, two in zip(first, again, strict=True))
     assert any(not torch.equal(one.drafted, two.drafted) for one, two in zip(first, other, strict=True))
+    one, two = labelled(target, draft, counting(8).select([0, 0]), how)
+    assert not torch.equal(one.drafted, two.drafted), "equal texts are sampled differently"
 
 
 def test_loss_computed_by_hand():
