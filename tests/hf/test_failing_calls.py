@@ -161,6 +161,7 @@ def module_state(model):
     [
         (named("llama", ""), "recycling:tree=8"),
         (named("llama", ""), "medusa"),
+        (named("bloom"), "recycling:tree=8"),
         pytest.param(recurrent("qwen3_5_text"), "recycling:tree=8", marks=needs(5, 14)),
     ],
     ids=str,

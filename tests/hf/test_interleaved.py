@@ -109,3 +109,17 @@ def test_suspended_stream_leaves_dynamic_frequencies_as_they_were():
         next(steps)
         meanwhile = model.generate(ids, return_dict_in_generate=True, **asked)
     assert torch.equal(torch.stack(meanwhile.logits), torch.stack(fresh.logits))
+
+
+def test_suspended_stream_keeps_its_own_dynamic_frequencies():
+    """Those of a longer prompt, which another call has left, are not used."""
+    model = tiny.llama(max_position_embeddings=32, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    ids, longer = torch.arange(1, 61), torch.arange(100)[None] % 60 + 1
+    wanted = copy.deepcopy(model).generate(
+        ids[None], max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True
+    )
+    with contextlib.closing(tr.stream(model, ids, max_new_tokens=4)) as steps:
+        found = [next(steps)]
+        model.generate(longer, max_new_tokens=2, do_sample=False)
+        found += steps
+    torch.testing.assert_close(torch.cat([step.logits for step in found]), torch.cat(wanted.logits))

@@ -68,6 +68,8 @@ def test_packed_products_equal_those_of_the_layers(dtype: torch.dtype, bias: boo
             with torch.no_grad():
                 expected = nn.functional.linear(x, layer.weight, layer.module.bias)
             torch.testing.assert_close(layer.product(x).detach(), expected)
+            with torch.no_grad(), packed.used(), torch.autocast("cpu", torch.bfloat16):
+                assert layer.module(x).dtype == torch.bfloat16, "as without packed weights"
 
 
 def test_only_accelerated_passes_use_packed_weights(packed_products: list[int]) -> None:

@@ -149,6 +149,13 @@ def test_passed_self_tests_are_saved_and_failed_ones_are_not(monkeypatch):
     assert tried == [*failing, first, other]
     assert tr.check(same, self_test=True).supported
     assert tried == [*failing, first, other, same], "a requested self-test always runs"
+    attending, upgraded = tiny.unknown(tiny.llama()), tiny.unknown(tiny.llama())
+    attending.set_attn_implementation("eager")
+    assert tr.why_not(attending) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(self_test, "installed", lambda name: "99.0")
+        assert tr.why_not(upgraded) is None
+    assert [tried.pop() for _ in range(2)] == [upgraded, attending], "as another attention or release may fail"
     for _ in range(2):
         written = tiny.unknown(tiny.llama())
         written.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
