@@ -1,5 +1,6 @@
 """Compiled functions: messages and times of compilation, and reuse of cached machine code."""
 
+import gc
 import importlib.util
 import logging
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_compilation_is_reported_and_timed_once_and_cached_code_is_silent(tmp_pa
     before, loops = compiled.compiling.seconds, import_loops(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
     assert compiled.compiling.seconds > before
+    assert gc.isenabled(), "as before"
     (message,) = messages_of_new_process()
     assert "once on this machine" in message
     before, again = compiled.compiling.seconds, import_loops(tmp_path / "loops.py")

@@ -67,10 +67,14 @@ def test_target_of_a_link_is_replaced(tmp_path):
     assert os.listdir(target.parent) == ["file"]
 
 
-def test_folder_is_replaced_as_a_whole(tmp_path):
+def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    """Its files are on the disk before they are named."""
+    flushed, flush = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino) or flush(number))
     for name in ("old", "new"):
         with replacing_folder(tmp_path / "folder") as temporary:
             (temporary / name).write_text(name)
+        assert flushed[-1] == (tmp_path / "folder" / name).stat().st_ino
     assert os.listdir(tmp_path) == ["folder"]
     assert os.listdir(tmp_path / "folder") == ["new"]
 
