@@ -42,9 +42,14 @@ METHODS: dict[str, Method] = {
 }
 
 
+def stop_writing(state, path):
+    Path(path).write_bytes(b"the first half")
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("task_of", METHODS.values(), ids=METHODS)
 def test_interrupted_training_gives_the_same_part(task_of, tmp_path, monkeypatch):
-    """The target stays unchanged."""
+    """Also if a checkpoint is being written. The target stays unchanged."""
     monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
     model, schedule, checkpoint = tiny.llama(3, num_hidden_layers=6), Schedule(6, rate=0.01), tmp_path / "checkpoint"
     before = [weight.clone() for weight in model.parameters()]
@@ -56,6 +61,10 @@ def test_interrupted_training_gives_the_same_part(task_of, tmp_path, monkeypatch
 
     with pytest.raises(KeyboardInterrupt):
         fit(task_of(model, texts()), schedule, checkpoint, stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", stop_writing)
+        with pytest.raises(KeyboardInterrupt):
+            fit(task_of(model, texts()), schedule, checkpoint)
     steps = []
     made = fit(task_of(model, texts()), schedule, checkpoint, lambda step, *_: steps.append(step))
     assert steps == [4, 5, 6]

@@ -1,6 +1,8 @@
 """Server components without a server: keys, settings, stop strings, templates, and the optional extra."""
 
+import asyncio
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -19,7 +21,7 @@ from token_recycling.model.loading import Loaded
 from token_recycling.serving import generation
 from token_recycling.serving.api.common import config_of, written
 from token_recycling.serving.conversation import AllowedTools, Called, Message, ToolCall
-from token_recycling.serving.engine import Engine, Job
+from token_recycling.serving.engine import Engine, Job, _Arrivals
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.generation import Generation
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
@@ -69,6 +71,24 @@ def test_keys_must_differ(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_asyncio_does_not_report_the_error_of_an_abandoned_stream():
+    reported = []
+
+    async def leave():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: reported.append(context))
+        arrivals, task = _Arrivals(), loop.create_future()
+        arrivals.end_with([task])
+        task.set_exception(ValueError("after the client has left"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        del arrivals, task
+        gc.collect()
+
+    asyncio.run(leave())
+    assert not reported
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o440])
 def test_key_file_readable_by_others_causes_a_warning(tmp_path, caplog, mode):
     """systemd credentials and secrets of Docker and Kubernetes have these modes, so the server must still start."""
