@@ -115,6 +115,7 @@ def with_calls(*calls):
     return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [*calls]}]}
 
 
+GO = {"id": "c", "type": "function", "function": {"name": "go", "arguments": "{}"}}
 HALF, DEEP = chr(0xD800), json.loads("[" * 900 + "]" * 900)
 CYCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 CALL = {"type": "tool_use", "id": "t", "name": "a", "input": {}}
@@ -199,6 +200,7 @@ REFUSED = [
     # The chat template
     (H, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
     (H, {"continue_final_message": True}, "continue_final_message", "user"),
+    (H, {"continue_final_message": True, **with_calls(GO)}, "continue_final_message", "tool_calls"),
     (H, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", ""),
     (H, {"prediction": {"type": "text", "content": "a"}}, "prediction.type", '"text"'),
     # Tools

@@ -480,6 +480,8 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
             raise invalid("add_generation_prompt", "must be false with continue_final_message")
         if self.continue_final_message and (role := self.messages[-1].role) != "assistant":
             raise invalid("continue_final_message", f"needs a last message with role 'assistant', got {role[:40]!r}")
+        if self.continue_final_message and self.messages[-1].tool_calls:
+            raise invalid("continue_final_message", "needs a last message without tool_calls: they follow its text")
         return self
 
     @property
