@@ -127,7 +127,7 @@ def ecosystem(session: nox.Session) -> None:
     wanted = ("--requirement", "tests/ecosystem/requirements.txt")
     session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[dev]", *wanted)
     session.install("--quiet", "--no-deps", "instructor==1.17.0", "diskcache")  # instructor requires an older rich
-    session.run("pytest", "-m", "not real", "tests/ecosystem", "tests/serving/tools")
+    session.run("pytest", "-m", "not real", "tests/ecosystem", "tests/serving/tools", "tests/model/test_quantized.py")
 
 
 @nox.session
