@@ -263,7 +263,8 @@ def test_file_with_a_flipped_bit_is_refused_or_valid(tmp_path):
     path, refusals = tmp_path / "matrix", 0
     published(4, 1).save(path, "abc")
     whole = path.read_bytes()
-    for place in range(0, 8 * len(whole), 5):
+    places = range(0, 8 * len(whole), 5)
+    for place in places:
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -274,7 +275,7 @@ def test_file_with_a_flipped_bit_is_refused_or_valid(tmp_path):
         else:
             assert candidates.shape == (4, 1)
             assert 0 <= int(candidates.min()) <= int(candidates.max()) < 4
-    assert refusals > 0.8 * len(whole)
+    assert refusals > 0.9 * len(places)
 
 
 def test_fingerprint_depends_on_the_vocabulary(tokenizer):

@@ -220,7 +220,7 @@ def test_ignored_system_messages_are_found_at_once(monkeypatch):
         shown = tokenizer.decode(render_prompt(tokenizer, body.messages)[0])
         assert shown == "user: q\nsystem: A\n" * number + "assistant: "
         counts.append(len(rendered))
-    assert counts[1] <= counts[0] < 10
+    assert 0 < counts[1] <= counts[0] < 10
 
 
 def test_legacy_function_calls_become_tool_calls():

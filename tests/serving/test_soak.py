@@ -23,6 +23,7 @@ import pytest
 import torch
 from support import http
 from support.commandline import reference
+from support.serving import wait_for
 
 from token_recycling._util.text_stream import decoded
 from token_recycling.recycling.matrix_file import read_matrix_file
@@ -107,10 +108,8 @@ def load(server: ServerProcess, wanted: dict[str, str]):
 
 
 def wait_for_more(good: list[int], more: int = 12) -> None:
-    wanted, end = good[0] + more, time.monotonic() + 120
-    while good[0] < wanted:
-        assert time.monotonic() < end, good
-        time.sleep(0.05)
+    wanted = good[0] + more
+    wait_for(lambda: good[0] >= wanted, 120)
 
 
 @pytest.fixture
@@ -140,18 +139,14 @@ def test_outputs_and_files_survive_load_kills_and_a_full_disk(start, loaded, tmp
     server = start()
     with load(server, wanted) as good:
         wait_for_more(good)
-        while not matrix.exists():
-            time.sleep(0.05)
+        wait_for(matrix.exists)
         server.end(signal.SIGKILL)
     before = read_matrix_file(matrix)[1]
 
     server = start(full_disk=True)
     with load(server, wanted) as good:
         failed = re.compile(r'matrix_saves_total\{outcome="failed"\} [1-9]')
-        end = time.monotonic() + 120
-        while not failed.search(server.get("/metrics")):
-            assert time.monotonic() < end, server.get("/metrics")
-            time.sleep(0.1)
+        wait_for(lambda: failed.search(server.get("/metrics")), 120)
         wait_for_more(good)
         server.end(signal.SIGKILL)
     assert read_matrix_file(matrix)[1] == before
