@@ -403,6 +403,16 @@ def a_weight_by_a_program(model):
     return {"logits_processor": [processor]}
 
 
+def a_weight_by_a_global_name(model):
+    globals()["head_of_a_model"] = model.lm_head
+
+    def processor(ids, scores):
+        globals()["_".join(("head", "of", "a", "model"))].weight.data.mul_(-1)
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
 def a_weight_by_a_search(model):
     def processor(ids, scores):
         frame = inspect.currentframe()
@@ -498,6 +508,7 @@ SHARED = {
     a_weight_by_a_class_with_a_library_module: "reaches the model",
     a_weight_by_a_string: "reaches too much",
     a_weight_by_a_program: "reaches too much",
+    a_weight_by_a_global_name: "reaches too much",
     a_weight_by_a_search: "reaches too much",
     the_environment: "uses os",
     a_hook_that_is_removed: "may share state",
@@ -735,12 +746,48 @@ def private(model):
     return record
 
 
+class _Step:
+    def __init__(self, holder):
+        self.token = holder.language.config.eos_token_id
+
+
+def constructing(model):
+    holder = SimpleNamespace(language=model)
+
+    def process(ids, scores):
+        scores[:, _Step(holder).token or 3] -= 1
+        return scores
+
+    return SimpleNamespace(process=process)
+
+
+class _Constructed:
+    def __init__(self, model):
+        self.token = model.config.eos_token_id or 3
+
+    def process(self, ids, scores):
+        scores[:, self.token if isinstance(self, __class__) else 0] -= 1
+        return scores
+
+
+def validated(model):
+    @pydantic.validate_call(config={"arbitrary_types_allowed": True})
+    def process(ids: torch.Tensor, scores: torch.Tensor):
+        scores[:, model.config.eos_token_id or 3] -= 1
+        return scores
+
+    return SimpleNamespace(process=process)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (_Record, None),
         (lambda model: _ValidatedRecord(language=model), None),
         (private, "reaches the model"),
+        (validated, "reaches the model"),
+        (constructing, "reaches the model"),
+        (_Constructed, None),
         (_Asking, None),
     ],
 )

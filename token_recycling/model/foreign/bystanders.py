@@ -52,7 +52,7 @@ attributes.
 """
 _SEARCHES = frozenset({"gc", "inspect", "_getframe", "import_module", "session_state"})
 """Names by which code finds objects that it does not hold."""
-_EVALUATING = frozenset({"eval", "exec", "__import__"})
+_EVALUATING = frozenset({"eval", "exec", "globals", "__import__"})
 """Builtin functions that find objects by a name in a string."""
 _THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "_asyncio", "_io"})
 """Modules whose objects lead to all threads, tasks, handlers or files of the process, as event loops do."""
@@ -125,20 +125,26 @@ def memory_of(tensors: Iterable[torch.Tensor]) -> set[int]:
 def _reached(code: Any) -> Iterator[Any]:
     """Yield all objects that code can reach, itself included; of users' objects, only the attributes that it names."""
     seen: dict[int, Any] = {}
+    constructed: set[type] = set()
     names = _called_on(type(code))
     unread: list[Any] = [code]
     attributes: list[tuple[str, Any]] = []
     while unread:
         item = unread.pop()
-        if id(item) not in seen and not isinstance(item, _ATOMS) and not _is_of_framework(item):
+        framework = _is_of_framework(item)
+        if id(item) not in seen and not isinstance(item, _ATOMS) and (not framework or isinstance(item, FunctionType)):
             seen[id(item)] = item
             yield item
             if type(item) in _DATA:  # a vocabulary or a prefix tree has many, which every call follows
                 unread += [value for value in gc.get_referents(item) if type(value) not in _NUMBERS]
             elif isinstance(item, type) or _is_read_by_names(item):
                 attributes += _attributes(item)
+                if not isinstance(item, type):
+                    constructed.update(type(item).__mro__)
+                elif item not in constructed:  # code may create an object of the class
+                    unread += filter(_is_of_user, [vars(item).get("__init__")])
             else:
-                if isinstance(item, FunctionType):
+                if isinstance(item, FunctionType) and not framework:
                     names |= _names_in(item)
                 unread += _next_to(item)
         if not unread:
@@ -188,7 +194,7 @@ def _next_to(item: Any) -> Iterable[Any]:
     """Return the objects that a function or an object of a library refers to directly."""
     if isinstance(item, FunctionType):
         inner = [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
-        if not is_own(item.__globals__.get("__name__")):
+        if not is_own(item.__globals__.get("__name__")) and not _is_of_framework(item):  # which may wrap a user's
             names = _names_in(item)
             inner += [item.__globals__.get(name, sys.modules.get(name)) for name in names]
             modules = [value for value in inner if isinstance(value, ModuleType) and not is_own(value.__name__)]
@@ -239,12 +245,15 @@ def _names_in(function: FunctionType) -> frozenset[str]:
 
 def _searches(function: FunctionType) -> bool:
     """Return whether a function finds objects that it does not hold. Libraries do so for messages and are exempt."""
-    code = function.__code__
-    return (
-        not is_own(home_of(function))
-        and "site-packages" not in code.co_filename
-        and bool(_names_in(function) & _SEARCHES or operations_in(code).globals & _EVALUATING)
-    )
+    evaluates = operations_in(function.__code__).globals & _EVALUATING
+    return _is_of_user(function) and bool(_names_in(function) & _SEARCHES or evaluates)
+
+
+def _is_of_user(function: Any) -> bool:
+    """Return whether an object is a function that is not from a library."""
+    if not isinstance(function, FunctionType) or is_own(home_of(function)):
+        return False
+    return "site-packages" not in function.__code__.co_filename
 
 
 def _may_set(function: FunctionType, holder: Any) -> bool:
