@@ -83,8 +83,8 @@ def test_message_without_a_cache_names_the_remedy(tmp_path, messages_of_new_proc
 def test_in_place_upgrade_recompiles_everything(tmp_path, messages_of_new_process, monkeypatch):
     """The old cache is not even read: here it is unreadable."""
     import_loops(tmp_path / "loops.py").twice(3)
-    for index in (tmp_path / "kept").rglob("*.nbi"):
-        index.write_bytes(b"names a class that is gone")
+    (index,) = (tmp_path / "kept").rglob("*.nbi")
+    index.write_bytes(b"names a class that is gone")
     messages_of_new_process()
     monkeypatch.setattr(compiled, "_SOURCES", "another")
     assert import_loops(tmp_path / "loops.py").twice(3) == 8
