@@ -5,7 +5,6 @@ The Python blocks of a page run in order, in one namespace, in a folder with the
 `<!-- not run: it needs vLLM -->`. Command lines are parsed with their options.
 """
 
-import os
 import shlex
 
 import pytest
@@ -63,14 +62,9 @@ def test_command_lines_are_valid(page, monkeypatch):
     for words in commands(page):
         if words[0] == "token-recycling":
             parse(group, words[1:])
-        elif words[0] == "make":
-            assert f"\n{words[1]}:" in targets, words
-        elif words[:2] == ["python", "-m"]:
-            assert (ROOT / words[2].replace(".", os.sep)).exists(), words
-        elif words[0] == "python":
-            assert (ROOT / words[1]).exists(), words
         else:
-            assert words[:2] == ["pip", "install"], words
+            assert words[0] == "make", words
+            assert f"\n{words[1]}:" in targets, words
 
 
 def parse(command, words):
