@@ -140,9 +140,11 @@ def test_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
     ):
         with pytest.raises(CheckpointError, match=message):
             fit(task, Schedule(steps), path)
-    path.write_bytes(b"none")
-    with pytest.raises(CheckpointError, match=str(path)):
-        fit(known, Schedule(2), path)
+    whole = path.read_bytes()
+    for damaged in (b"none", b"the first half", whole[:-100], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=str(path)):
+            fit(known, Schedule(2), path)
 
 
 @pytest.mark.parametrize(

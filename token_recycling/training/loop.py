@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -113,7 +112,7 @@ def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer,
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         options, step, weights, moments = (state[name] for name in ("options", "step", "part", "optimizer"))
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+    except Exception as error:  # a damaged file can fail in any way
         raise CheckpointError(f"{path}: not a readable checkpoint ({error}); {remedy}") from None
     for name in sorted(decided.keys() | options.keys()):
         if options.get(name) != decided.get(name):
