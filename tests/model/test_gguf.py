@@ -97,7 +97,8 @@ def test_file_is_unpacked_once_and_again_after_a_change(file):
 
 def test_unpacked_folder_is_reused_by_other_releases_of_transformers(file, monkeypatch):
     folder = gguf_files.unpacked(file)
-    monkeypatch.setattr(gguf_files, "installed", lambda package: "6.0.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "6.0.0")
+    monkeypatch.setattr("transformers.__version__", "6.0.0")
     assert gguf_files.unpacked(file) == folder
     assert unpacked_folders() == [folder.name]
 
