@@ -111,6 +111,17 @@ def test_eager_calls_and_calls_of_the_same_thread_do_not_wait(model, observed_wa
     assert decoded(model, PROMPTS[1], "plain", max_new_tokens=20)[0] == wanted
 
 
+def test_failed_capture_in_advance_frees_the_passes(model, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CapturedPasses, "capture_common", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            tr.accelerate(model, fast=True)
+    assert decoded(model, PROMPTS[1], "plain", max_new_tokens=20)[0] == plain(model, PROMPTS[1])
+
+
 def test_threads_create_captured_passes_once(model):
     together = Barrier(4)
 
