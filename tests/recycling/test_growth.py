@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
+from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.recycler import Recycler
 
 # Candidates
@@ -120,3 +121,12 @@ def test_arrays_are_reused_by_later_growths():
         assert fresh.grow(50, depth) == len(grown)
         for name in ("token", "parent", "value"):
             np.testing.assert_array_equal(grown[name], fresh.growing[name])
+
+
+def test_history_that_has_grown_meanwhile_is_searched():
+    """As by the outputs of other sequences: its arrays are replaced by larger ones."""
+    matrix = NgramMatrix(64, k=1, orders=1, history=1 << 14)
+    recycler = Recycler(matrix, np.array([3, 4]), 4)
+    recycler.draft(np.array([3, 4]), 4)
+    matrix.history.extend([*np.arange(2000) % 50 + 12, 5, 6, 7, 8, 9])
+    assert recycler.draft(np.array([3, 4, 5, 6, 7]), 4)["token"][:3].tolist() == [7, 8, 9]
