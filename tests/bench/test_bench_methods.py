@@ -69,6 +69,7 @@ def test_tokens_end_with_the_end_of_sequence(counting):
     assert batch.steps == 6
 
 
+@pytest.mark.falls_back
 def test_call_that_falls_back_to_generate_is_refused(model):
     arguments = BenchmarkConfig(model, None, 4).arguments([torch.tensor([1, 2])], 4)
     with pytest.raises(UnsupportedModelError, match=r"left to transformers: .*use_cache=True"):

@@ -135,6 +135,7 @@ def renamed_attribute():
 
 
 @pytest.mark.parametrize("make", [outlines_core_without_transitions, renamed_attribute])
+@pytest.mark.falls_back
 def test_missing_private_attributes_disable_the_constraint(model, make):
     assert constraint_of([make()], PROMPT, 6) is None
     text = tr.generate(model, PROMPT, logits_processor=[make()], max_new_tokens=5, do_sample=False)

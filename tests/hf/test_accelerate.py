@@ -134,6 +134,7 @@ def test_methods_can_copy_the_model(model):
 
 
 @pytest.mark.parametrize("accelerate", [tr.accelerate, lambda model: tr.generate(model, IDS)])
+@pytest.mark.falls_back
 def test_generate_set_on_the_instance_causes_a_warning(model, caplog, accelerate):
     """Such as a repository's `custom_generate`: it is called instead of the accelerated `generate`."""
     model.generate = lambda inputs=None, **arguments: inputs
@@ -216,6 +217,7 @@ def test_generate_returns_statistics_and_does_not_change_the_model(model):
     assert pickle.loads(pickle.dumps(output)).stats.tokens == 12
 
 
+@pytest.mark.falls_back
 def test_gradients_equal_those_of_generate(model):
     """Callers may bypass the `no_grad` decorator of `generate` (huggingface/transformers#3720)."""
     generate, losses = inspect.unwrap(type(model).generate), []
@@ -400,6 +402,7 @@ def test_refused_model_is_left_as_it_is(model, change, use):
     assert (type(model), [*vars(model)]) == (kind, names)
 
 
+@pytest.mark.falls_back
 def test_model_that_allows_no_new_attributes(model):
     def refuse(self, name, value):
         raise AttributeError(name)
@@ -423,6 +426,7 @@ def test_model_is_examined_again_only_after_a_change(model):
     assert copy.deepcopy(model).acceleration.target is None
 
 
+@pytest.mark.falls_back
 def test_model_that_is_no_longer_supported_falls_back_to_generate(model, monkeypatch):
     """The fallback names the reason; `accelerate` itself rejects such a model."""
 

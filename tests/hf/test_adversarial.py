@@ -31,6 +31,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.falls_back
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 IDS = tiny.prompt(1, 9)
 VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))

@@ -29,7 +29,7 @@ from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, Stati
 
 import token_recycling as tr
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.falls_back]
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 SPARSE_STATIC = (5, 22)

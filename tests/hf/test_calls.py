@@ -50,6 +50,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "thread"), paired(OTHERS, [True, False]))
+@pytest.mark.falls_back
 def test_call_records_only_its_own_statistics(model, name, thread, caplog):
     """Another call runs in between, in another thread or in this one. A reason is logged once."""
     wanted = model.generate(IDS, **GREEDY)

@@ -20,6 +20,8 @@ from transformers.models.llama import modeling_llama
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.falls_back
+
 IDS = tiny.prompt(0, 5).repeat(1, 3)
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 Change = Callable[[LlamaForCausalLM], Any]

@@ -49,6 +49,8 @@ from token_recycling.model.compat import replaced_kernels
 from token_recycling.model.foreign import bystanders
 from token_recycling.model.foreign.search import replaced_in_libraries
 
+pytestmark = pytest.mark.falls_back
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 IDS = tiny.prompt(1, 5).repeat(1, 2)
 

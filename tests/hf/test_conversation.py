@@ -148,9 +148,10 @@ def test_pieces_add_up_to_the_answer_wherever_it_ends(chat, length):
     """Even in the middle of a character."""
     tokens, pieces = chat.tokenizer("\u00e9\u20ac!")["input_ids"], []
     assert len(tokens) == 6
+    prompt = len(chat._encoded([{"role": "user", "content": "a"}]))
 
     def say(ids, scores):
-        begun = ids.shape[1] - len(chat._encoded([{"role": "user", "content": "a"}]))
+        begun = ids.shape[1] - prompt
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([tokens[begun]]), 0.0)
 
     answer = chat.say("a", pieces.append, max_new_tokens=length, logits_processor=[say])
@@ -181,6 +182,7 @@ def test_changed_model_reads_earlier_turns_again(chat, change):
     assert_read_again(chat)
 
 
+@pytest.mark.falls_back
 def test_model_changed_by_a_processor_reads_earlier_turns_again(chat):
     weight = chat.model.model.layers[0].self_attn.k_proj.weight
 

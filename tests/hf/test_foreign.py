@@ -51,6 +51,8 @@ from transformers.models.llama import modeling_llama
 import token_recycling as tr
 from token_recycling.model.foreign import trial
 
+pytestmark = pytest.mark.falls_back
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)
 BATCH = torch.cat([IDS, tiny.prompt(2, 9)])

@@ -301,6 +301,7 @@ def outcomes():
 
 @fuzz(CASES)
 @given(case=cases())
+@pytest.mark.falls_back
 def test_random_calls_give_the_output_of_generate(case, outcomes, tmp_path_factory):
     compare(case, outcomes, tmp_path_factory)
 

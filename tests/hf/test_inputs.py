@@ -18,6 +18,8 @@ from transformers import DynamicCache, LlamaForCausalLM
 import token_recycling as tr
 from token_recycling._util.text_stream import StepRecorder
 
+pytestmark = pytest.mark.falls_back
+
 IDS = tiny.prompt(0, 6)
 WAYS = [{}, {"do_sample": True}, {"eos_token_id": 3}, {"return_dict_in_generate": True}]
 

@@ -38,6 +38,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import token_recycling as tr
 from token_recycling.trees.templates import chain, static
 
+pytestmark = pytest.mark.falls_back
+
 IDS, OTHERS = tiny.prompt(0, 5).repeat(1, 3), tiny.prompt(3, 4)
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 14, "do_sample": True, "pad_token_id": 0}

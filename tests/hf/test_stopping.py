@@ -213,6 +213,7 @@ def test_rows_of_a_batch_end_independently(writer, tokenizer, readable):
     assert len(ends) > 5
 
 
+@pytest.mark.falls_back
 def test_criteria_that_may_read_scores_of_a_batch_fall_back(writer):
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
     stopping = {"eos_token_id": 299, "stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(0.01)])}
@@ -258,6 +259,7 @@ def test_warning_beyond_the_position_limit_equals_that_of_generate(prompts, monk
 
 
 @pytest.mark.parametrize("limits", [[], [type("Limit", (stopping_criteria.MaxLengthCriteria,), {})(12)]], ids=len)
+@pytest.mark.falls_back
 def test_call_without_a_length_criterion_falls_back(counting, limits):
     """The caller's `_get_stopping_criteria` has an end-token criterion last, which plain `generate` accepts."""
     own = StoppingCriteriaList([*limits, stopping_criteria.EosTokenCriteria(torch.tensor([9]))])

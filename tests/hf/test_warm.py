@@ -116,6 +116,7 @@ def test_family_without_batches_is_warmed_one_sequence_at_a_time(case, tmp_path)
     assert drafter.matrix.candidates.any()
 
 
+@pytest.mark.falls_back
 def test_nothing_is_saved_if_nothing_was_learned(loaded, tmp_path, monkeypatch):
     """As with a model whose calls all fall back to transformers, or that ends every output immediately."""
     file = tmp_path / "own.matrix"

@@ -112,6 +112,7 @@ BATCHES = [*WINDOWS, *KEY_POSITIONS, *SLOTS, named("llama"), named("gpt2"), name
 
 
 @pytest.mark.parametrize("case", chosen(BATCHES))
+@pytest.mark.falls_back
 def test_batch_equals_single_decoding(case):
     model, new = model_of(case), 16
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in (3, 21, 12)]

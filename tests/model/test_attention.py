@@ -28,6 +28,7 @@ def grouped_llama(attention):
     ("kernels", "left"),
     [(SDPBackend.FLASH_ATTENTION, True), ([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], False)],
 )
+@pytest.mark.falls_back
 def test_flash_attention_alone_has_no_masks_on_cuda(kernels, left, monkeypatch):
     """Each call is on a CPU, whose kernels all support masks."""
     both = SideBySide(lambda: grouped_llama("sdpa"))

@@ -141,6 +141,7 @@ def method_that_holds_the_model(model):
 
 
 @pytest.mark.parametrize("hold", [hook_that_holds_the_model, method_that_holds_the_model])
+@pytest.mark.falls_back
 def test_model_whose_code_holds_it_is_garbage_collected(hold):
     model = tiny.llama()
     hold(model)

@@ -110,6 +110,7 @@ def test_hidden_states_are_those_of_the_text_layers():
 
 
 @pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])
+@pytest.mark.falls_back
 def test_token_types_are_accepted_if_all_are_text(make, mark):
     model, ids = seeded_model(make), tiny.prompt(1, 10, PICTURE)
     wanted = model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY)
@@ -122,6 +123,7 @@ def test_token_types_are_accepted_if_all_are_text(make, mark):
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.falls_back
 def test_every_axis_of_the_positions_must_count_tokens(axis):
     model, ids = seeded_model(qwen2_vl), tiny.prompt(1, 10, PICTURE)
     positions = torch.arange(10).expand(3, 1, 10).clone()
@@ -134,6 +136,7 @@ def test_every_axis_of_the_positions_must_count_tokens(axis):
 
 
 @pytest.mark.parametrize("make", [gemma3, llava])
+@pytest.mark.falls_back
 def test_several_axes_of_positions_fail_where_the_model_has_one(make):
     def call(model):
         with pytest.raises((RuntimeError, ValueError)):
@@ -151,6 +154,7 @@ PICTURED = {
 }
 
 
+@pytest.mark.falls_back
 def test_image_falls_back_to_transformers_without_lasting_effect():
     """Qwen2-VL stores how far an image shifts the positions."""
     model, ids = seeded_model(qwen2_vl), tiny.prompt(1, 10, PICTURE)
@@ -163,6 +167,7 @@ def test_image_falls_back_to_transformers_without_lasting_effect():
     assert model.acceleration.fallback is None
 
 
+@pytest.mark.falls_back
 def test_text_after_a_cached_image_falls_back_to_transformers():
     """Its positions do not count from the start of the sequence."""
 

@@ -219,6 +219,7 @@ def test_packed_layers_can_be_called_by_name(packed_products: list[int]) -> None
     assert packed_products
 
 
+@pytest.mark.falls_back
 def test_replaced_function_is_tried_again_with_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed products bypass it."""
     model = llama()

@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "reason"), CALLS.values(), ids=CALLS.keys())
+@pytest.mark.falls_back
 def test_unsupported_calls_fall_back_to_transformers_with_a_warning(model, caplog, arguments, reason):
     if arguments.get("output_attentions"):
         model.set_attn_implementation("eager")
@@ -99,6 +100,7 @@ def test_caches_that_cannot_roll_back_are_refused(model):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=recording)
 
 
+@pytest.mark.falls_back
 def test_accelerated_assistant_model_drafts_as_before(model):
     assistant = tiny.llama(seed=1)
     wanted = model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY)
@@ -201,6 +203,7 @@ def test_rotary_scaling_that_differs_from_the_configuration_is_refused(family, c
     assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), wanted)
 
 
+@pytest.mark.falls_back
 def test_rotary_module_replaced_between_calls_is_detected():
     def call(model):
         return model.generate(tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=30, do_sample=False)
@@ -217,6 +220,7 @@ def test_rotary_module_replaced_between_calls_is_detected():
     both.assert_same(call, "whose rotary scaling is not")
 
 
+@pytest.mark.falls_back
 def test_rotary_length_changed_between_calls_is_detected():
     """Beyond that length the frequencies change with every token."""
 

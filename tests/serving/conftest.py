@@ -19,10 +19,11 @@ def model():
 @pytest.fixture(scope="session")
 def slow():
     """A model that is slow on every machine, so that long outputs take long."""
+    from support.noting import own
     from support.speaking import ascii_llama
 
     model = ascii_llama()
-    model.register_forward_pre_hook(lambda *args: time.sleep(0.004))
+    model.register_forward_pre_hook(own(lambda *args: time.sleep(0.004)))
     return model
 
 

@@ -243,6 +243,7 @@ def test_metrics_equal_the_sum_of_usages(model):
         assert counted[f'token_recycling_seconds_total{{phase="{phase}"}}'] > 0
 
 
+@pytest.mark.falls_back
 def test_usage_states_why_a_request_is_not_accelerated(model, monkeypatch):
     with serving(model, tiny.tokenizer()) as server:
         why_not = "token_recycling.hf.call.GenerateCall.why_not"

@@ -186,6 +186,7 @@ def test_streaming_with_windows_equals_generate(recorded):
     assert decoded(model, ids, "recycling:tree=16", max_new_tokens=20)[0] == wanted
 
 
+@pytest.mark.falls_back
 def test_cache_created_without_a_configuration_is_continued():
     """Such a cache has no entries for layers that share the states of others."""
     model, ids = (
