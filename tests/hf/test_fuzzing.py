@@ -309,6 +309,7 @@ def test_random_calls_give_the_output_of_generate(case, outcomes, tmp_path_facto
 @pytest.mark.nightly
 @fuzz(NIGHTLY)
 @given(case=cases())
+@pytest.mark.falls_back
 def test_more_random_calls_give_the_output_of_generate(case, outcomes, tmp_path_factory):
     compare(case, outcomes, tmp_path_factory)
 

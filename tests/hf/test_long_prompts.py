@@ -95,15 +95,16 @@ def test_pieces_can_have_any_size(family, lengths, further, piece, seed, fast):
             mask = torch.cat([inputs["attention_mask"], torch.ones(len(ids), NEW + further, dtype=torch.long)], dim=1)
             again = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
             outputs.append((first, which.generate(**again, **HOW, **OUTPUTS)))
-        alone = ids[:1, max(lengths) - lengths[0] :]
+        text = ids[:1, max(lengths) - lengths[0] :]
+        alone = {"input_ids": text, "attention_mask": torch.ones_like(text)}  # else token 0 would count as padding
         thread = DecodingThread(model)
         try:
-            ours = thread.model(tr.make_drafter("recycling:tree=4"), 0).generate(alone, **HOW, **OUTPUTS)
+            ours = thread.model(tr.make_drafter("recycling:tree=4"), 0).generate(**alone, **HOW, **OUTPUTS)
         finally:
             thread.close()
     for first, second in zip(*outputs, strict=True):
         assert_same(first, second)
-    assert_same(ours, model.generate(alone, **HOW, **OUTPUTS))
+    assert_same(ours, model.generate(**alone, **HOW, **OUTPUTS))
 
 
 @settings(max_examples=8)

@@ -186,6 +186,7 @@ def test_single_sequence(name, way, model, watch):
 
 
 @pytest.mark.parametrize(("name", "way"), thinned(RUNS, ids=lambda run: run[0]))
+@pytest.mark.falls_back
 def test_batch(name, way, model, watch):
     """Greedy rows equal plain rows; sampled ones equal those of the same seed without drafts. The processor receives
     the prefixes of every row in order, and no token that it forbids is emitted. A processor that treats rows jointly

@@ -123,6 +123,7 @@ def test_attention_only_model_drafts_for_a_hybrid_but_not_vice_versa():
 
 
 @pytest.mark.nightly
+@pytest.mark.falls_back
 def test_compiled_hybrid_falls_back():
     model = tr.accelerate(hybrid("lfm2"), DRAFTER)
     model.generate(**prompts([5]), max_new_tokens=2)
