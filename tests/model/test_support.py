@@ -165,6 +165,42 @@ def test_passed_self_tests_are_saved_and_failed_ones_are_not(monkeypatch):
         assert tried.pop() is written, "a class without a file, as in a notebook, may have changed"
 
 
+def in_an_attribute(model):
+    model.passes += 1
+
+
+def in_a_buffer(model):
+    model.passed.add_(1)
+
+
+def in_the_random_state(model):
+    torch.rand(1)
+
+
+@pytest.mark.parametrize("keep", [in_an_attribute, in_a_buffer, in_the_random_state])
+@pytest.mark.falls_back
+def test_own_code_of_an_unknown_model_keeps_the_state_of_generate(keep):
+    """The self-test changes nothing either."""
+
+    class Own(LlamaForCausalLM):
+        passes = 0
+
+        def forward(self, *args, **kwargs):
+            keep(self)
+            return super().forward(*args, **kwargs)
+
+    states = []
+    for accelerate in (lambda model: model, tr.accelerate):
+        model = tiny.unknown(tiny.llama())
+        model.__class__ = Own
+        model.register_buffer("passed", torch.zeros(1))
+        torch.manual_seed(0)
+        accelerate(model).generate(tiny.prompt(0, 6), **GREEDY)
+        states.append((model.passes, model.passed.item(), torch.get_rng_state().tolist()))
+    assert states[0] == states[1]
+    assert model.acceleration.fallback is not None
+
+
 @pytest.mark.parametrize("patience", [float("inf"), -1.0])
 def test_slow_self_test_is_announced(patience, monkeypatch, caplog):
     monkeypatch.setattr(self_test, "_PATIENCE", patience)

@@ -7,13 +7,18 @@ Others, and quantized models, are tested once per machine (`self_test`). Users' 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
 from .compat import attention_name
+from .foreign import keeps_state
 from .foreign.search import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .target import Target
+
+if TYPE_CHECKING:
+    from .self_test import Verdict
 
 _SELF_TEST = "self-test"
 _PASSED = "self-test passed"
@@ -57,10 +62,8 @@ def _why_not(target: Target) -> str | None:
     if info.tested and not info.quantized:
         verdict = facts.recall(_SELF_TEST, of="code")
     else:  # a model that fails with a hook may pass without it
-        from .self_test import stored_verdict
-
         with target.turns()():
-            verdict = facts.get(_SELF_TEST, lambda: stored_verdict(target), of="code")
+            verdict = facts.get(_SELF_TEST, lambda: _verdict(target), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:
@@ -68,6 +71,15 @@ def _why_not(target: Target) -> str | None:
         return None
     foreign = foreign_code(target.model)
     return verdict.reason if not foreign else f"{verdict.reason}; it runs {listed(foreign)}"
+
+
+def _verdict(target: Target) -> Verdict | None:
+    """Return the verdict of the self-test; None without a test if foreign code in the model keeps state: the test would
+    change it, and all calls fall back.
+    """
+    from .self_test import stored_verdict
+
+    return None if keeps_state(target) else stored_verdict(target)
 
 
 def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:

@@ -65,6 +65,16 @@ def why_not(target: Target, batch: int, padded: bool, beside: Sequence[Any], cac
     return reason
 
 
+def keeps_state(target: Target) -> bool:
+    """Return whether foreign code in a model may keep state between forward passes, so that all calls fall back."""
+    pieces, _ = _code_in(target)
+    if not pieces:
+        return False
+    from .plain import reachable
+
+    return any(reach.reason is not None for reach in reachable(target.model, pieces))
+
+
 def mixes_sequences(target: Target) -> bool:
     """Return whether foreign code may read across the sequences of a batch, so that none may join or leave it."""
     pieces, _ = _code_in(target)
