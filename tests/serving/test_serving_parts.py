@@ -70,7 +70,6 @@ def test_keys_must_differ(tmp_path):
             parse_keys(keys, None if keys else tmp_path / "keys")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_asyncio_does_not_report_the_error_of_an_abandoned_stream():
     reported = []
 
@@ -89,6 +88,7 @@ def test_asyncio_does_not_report_the_error_of_an_abandoned_stream():
     assert not reported
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 @pytest.mark.parametrize("mode", [0o600, 0o440])
 def test_key_file_readable_by_others_causes_a_warning(tmp_path, caplog, mode):
     """systemd credentials and secrets of Docker and Kubernetes have these modes, so the server must still start."""
