@@ -753,11 +753,15 @@ class _Step:
         self.token = holder.language.config.eos_token_id
 
 
-def constructing(model):
+class _DerivedStep(_Step):
+    pass
+
+
+def constructing(model, kind=_Step):
     holder = SimpleNamespace(language=model)
 
     def process(ids, scores):
-        scores[:, _Step(holder).token or 3] -= 1
+        scores[:, kind(holder).token or 3] -= 1
         return scores
 
     return SimpleNamespace(process=process)
@@ -789,6 +793,7 @@ def validated(model):
         (private, "reaches the model"),
         (validated, "reaches the model"),
         (constructing, "reaches the model"),
+        (partial(constructing, kind=_DerivedStep), "reaches the model"),
         (_Constructed, None),
         (_Asking, None),
     ],

@@ -142,7 +142,8 @@ def _reached(code: Any) -> Iterator[Any]:
                 if not isinstance(item, type):
                     constructed.update(type(item).__mro__)
                 elif item not in constructed:  # code may create an object of the class
-                    unread += filter(_is_of_user, [vars(item).get("__init__")])
+                    constructors = (vars(base)["__init__"] for base in item.__mro__ if "__init__" in vars(base))
+                    unread += filter(_is_of_user, [next(constructors, None)])
             else:
                 if isinstance(item, FunctionType) and not framework:
                     names |= _names_in(item)
