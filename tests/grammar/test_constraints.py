@@ -112,6 +112,7 @@ def test_drafter_learns_with_the_grammar_states_of_a_step():
             return sequence
 
     tr.generate(tiny.llama(), PROMPT, drafter=Noting(), **arguments(random_automaton(0)))
+    assert seen
     for step in seen:
         states = [step.grammar_states[node] for node in step.accepted]
         assert all(state.allows(np.array([token]))[0] for state, token in zip(states, step.tokens, strict=True))

@@ -68,9 +68,15 @@ def test_target_of_a_link_is_replaced(tmp_path):
 
 
 def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    """Its files are on the disk before they are named."""
+    """Its files are flushed before the folder replaces the old one."""
     flushed, flush = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino) or flush(number))
+
+    def flush_before(number):
+        assert not (tmp_path / "folder" / name).exists()
+        flushed.append(os.fstat(number).st_ino)
+        flush(number)
+
+    monkeypatch.setattr(os, "fsync", flush_before)
     for name in ("old", "new"):
         with replacing_folder(tmp_path / "folder") as temporary:
             (temporary / name).write_text(name)
