@@ -49,7 +49,7 @@ def stop_writing(state, path):
 
 @pytest.mark.parametrize("task_of", METHODS.values(), ids=METHODS)
 def test_interrupted_training_gives_the_same_part(task_of, tmp_path, monkeypatch):
-    """Also if a checkpoint is being written. The target stays unchanged."""
+    """Even if it is interrupted while a checkpoint is written. The target stays unchanged."""
     monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
     model, schedule, checkpoint = tiny.llama(3, num_hidden_layers=6), Schedule(6, rate=0.01), tmp_path / "checkpoint"
     before = [weight.clone() for weight in model.parameters()]

@@ -110,7 +110,8 @@ def test_step_without_a_draft_is_not_counted_as_the_draft_before(counting):
     sequence = begun(fused, tokens, Target(counting))
     draft = sequence.draft(Context(tokens, remaining=9))
     sequence.observe(tr.Step(draft, torch.zeros(len(draft), 16), [0], [5], finished=False))
-    learned, _ = [array.copy() for array in fused.calibration], sequence.statistics()
+    learned = [array.copy() for array in fused.calibration]
+    sequence.statistics()  # which also resets the counts
     sequence.observe(tr.Step(Draft.chain([5]), torch.zeros(1, 16), [0], [6], finished=False))
     assert sequence.statistics()["Scripted.proposed"] == 0
     assert all(map(np.array_equal, fused.calibration, learned))

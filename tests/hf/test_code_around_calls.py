@@ -798,7 +798,9 @@ def validated(model):
         (_Asking, None),
     ],
 )
-def test_objects_of_libraries_that_hold_the_model_do_not_prevent_acceleration(make, reason):
+def test_processor_falls_back_only_if_its_own_code_uses_the_model(make, reason):
+    """Code of dataclasses, pydantic and web frameworks, which leads to the model, does not count."""
+
     def call(model):
         bound = make(model)
         return model.generate(IDS, logits_processor=[bound.process], **GREEDY), getattr(bound, "seen", None)

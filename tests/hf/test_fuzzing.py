@@ -62,7 +62,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"logits_processor": [lambda ids, scores: scores.roll(int(ids.shape[1]) % 3, -1)]},
 ]
 OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-"""For every second call."""
+"""For about half of the calls."""
 FOR_STEPS = [one for one in ARGUMENTS if one is ENDS or set(one) <= {"stopping_criteria", "logits_processor"}]
 """Arguments that `stream` accepts, too."""
 SAMPLING = [

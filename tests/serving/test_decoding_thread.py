@@ -163,7 +163,7 @@ def test_between_steps_runs_functions_before_and_after_close(decoder):
 
 
 class StepByStep:
-    """A streamer that holds the decoding thread after each token until the test goes on."""
+    """A streamer that holds the decoding thread after each token until the test continues."""
 
     def __init__(self):
         self.chosen, self.going_on = queue.SimpleQueue(), queue.SimpleQueue()
@@ -187,7 +187,7 @@ def test_functions_queued_during_close_are_called(model, decoder):
         streamer.chosen.get(timeout=30)
         closing, deadline = pool.submit(decoder.close), time.monotonic() + 30
         while decoder._functions.empty():
-            assert time.monotonic() < deadline, "close() told the decoding thread nothing"
+            assert time.monotonic() < deadline, "close() has queued nothing"
         asked = [decoder.between_steps(lambda: 5)]
         for _ in range(7):
             streamer.going_on.put(None)

@@ -236,7 +236,7 @@ def test_unusable_matrix_settings_are_refused(loaded_model, tmp_path):
 def test_default_isolation(host, with_keys, isolation):
     settings = Settings(host=host, keys=keys("a") if with_keys else ())
     assert settings.isolation is isolation
-    assert settings.isolate_forwarded == (isolation is Isolation.shared), "a key's own requests may come by a proxy"
+    assert settings.isolate_forwarded == (isolation is Isolation.shared), "a key's requests may come through a proxy"
 
 
 def test_per_key_isolation_needs_a_key_of_a_user():

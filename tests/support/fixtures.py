@@ -51,8 +51,8 @@ def fixed_costs(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def accelerated(request):
     """Fail a test in which transformers decodes a call, since the test would compare `generate` with itself. The marker
-    `falls_back` is for tests in which some call does so on purpose, and `failing_objects` for those whose objects fail
-    where the call is examined, which otherwise hides our own faults.
+    `falls_back` allows such calls. A call that cannot be examined may hide our own fault: it also needs the marker
+    `failing_objects`, for tests whose objects fail there on purpose.
     """
     records: list[logging.LogRecord] = []
     noting, logger = logging.Handler(logging.WARNING), logging.getLogger("token_recycling")

@@ -244,7 +244,7 @@ def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> list[U
         cures = [name for name in keywords if left[name] is None]
         if why.startswith(_UNSATISFIABLE):
             raise part.no_value(cures, why.removeprefix(_UNSATISFIABLE).lstrip(": "))
-        # An error shows parts of the schema, so that it may be the same in other words.
+        # An error quotes the schema: its text may change although its cause stays.
         suspects = [*(name for name in cures if name not in _OUTER), *(name for name in keywords if left[name] != why)]
         keyword = next((name for name in suspects if name != "type"), None)
         if keyword is not None:

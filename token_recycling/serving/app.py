@@ -250,7 +250,7 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[None]:
     watch = asyncio.create_task(cancel_on_disconnect())
     try:
         yield
-    except CancelledError:
+    except CancelledError:  # after job.cancel(), which also ends the job
         raise
     except Exception as error:
         job.end()

@@ -77,5 +77,5 @@ class Part(NamedTuple):
 
 
 def shortened(why: str) -> str:
-    """Return a reason, truncated: llguidance's may contain a whole expression."""
+    """Return at most 80 characters of a reason: llguidance's may quote a whole expression."""
     return why if len(why) <= 80 else f"{why[:77]}..."

@@ -195,7 +195,8 @@ def _next_to(item: Any) -> Iterable[Any]:
     """Return the objects that a function or an object of a library refers to directly."""
     if isinstance(item, FunctionType):
         inner = [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
-        if not is_own(item.__globals__.get("__name__")) and not _is_of_framework(item):  # which may wrap a user's
+        # A framework's function may wrap a user's: only the objects that it holds are followed.
+        if not is_own(item.__globals__.get("__name__")) and not _is_of_framework(item):
             names = _names_in(item)
             inner += [item.__globals__.get(name, sys.modules.get(name)) for name in names]
             modules = [value for value in inner if isinstance(value, ModuleType) and not is_own(value.__name__)]

@@ -280,8 +280,8 @@ _DELTAS = {
 }
 """The type of a delta, and its text field."""
 _SIGNATURE = "unsigned"
-"""The signature of reasoning, which nobody checks. Clients send reasoning with an empty one back as text, or not at all
-(earendil-works/pi#4464, lsdefine/GenericAgent#357).
+"""The signature of thinking blocks, which the server does not check. With an empty one, some clients send the reasoning
+back as text (earendil-works/pi#4464), and others drop it (lsdefine/GenericAgent#357).
 """
 
 
