@@ -758,7 +758,7 @@ class _DerivedStep(_Step):
 
 
 def constructing(model, kind=_Step):
-    holder = SimpleNamespace(language=model)
+    holder = _Record(model)
 
     def process(ids, scores):
         scores[:, kind(holder).token or 3] -= 1
