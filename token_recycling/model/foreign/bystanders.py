@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import itertools
 import sys
 import threading
@@ -131,8 +132,7 @@ def _reached(code: Any) -> Iterator[Any]:
     attributes: list[tuple[str, Any]] = []
     while unread:
         item = unread.pop()
-        framework = _is_of_framework(item)
-        if id(item) not in seen and not isinstance(item, _ATOMS) and (not framework or isinstance(item, FunctionType)):
+        if id(item) not in seen and not isinstance(item, _ATOMS) and not _is_closed(item):
             seen[id(item)] = item
             yield item
             if type(item) in _DATA:  # a vocabulary or a prefix tree has many, which every call follows
@@ -142,10 +142,9 @@ def _reached(code: Any) -> Iterator[Any]:
                 if not isinstance(item, type):
                     constructed.update(type(item).__mro__)
                 elif item not in constructed:  # code may create an object of the class
-                    constructors = (vars(base)["__init__"] for base in item.__mro__ if "__init__" in vars(base))
-                    unread += filter(_is_of_user, [next(constructors, None)])
+                    unread += filter(_is_of_user, [inspect.getattr_static(item, "__init__")])
             else:
-                if isinstance(item, FunctionType) and not framework:
+                if isinstance(item, FunctionType) and not _is_of_framework(item):
                     names |= _names_in(item)
                 unread += _next_to(item)
         if not unread:
@@ -165,6 +164,11 @@ def _is_of_framework(item: Any) -> bool:
     if isinstance(item, FunctionType):
         return package_of(item.__globals__.get("__name__")) in _FRAMEWORKS
     return package_of((item if isinstance(item, type) else type(item)).__module__) in _FRAMEWORKS
+
+
+def _is_closed(item: Any) -> bool:
+    """Return whether a web framework's object or class is not searched; its functions may wrap a user's."""
+    return not isinstance(item, FunctionType) and _is_of_framework(item)
 
 
 def _is_read_by_names(item: Any) -> bool:
