@@ -74,7 +74,7 @@ bench: setup build/library.datastore ## benchmark the real model on benchmarks/s
 	$(BENCH)
 
 bench-quick: SCENARIO = quick
-bench-quick: setup ## measure the README's chart and table, and the tables by job (40 to 80 minutes on two idle cores), into build/bench/quick; resumes
+bench-quick: setup ## measure the README's chart and table, and the tables by job (25 to 80 minutes on two idle cores), into build/bench/quick; resumes
 	$(BENCH)
 	$(RUN)/python -m scripts.job_tables $(RESULTS)
 
